@@ -1,0 +1,1 @@
+"""Choose: policies that turn an observation into an allocation."""

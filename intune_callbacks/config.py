@@ -1,0 +1,109 @@
+"""TunerConfig: validated once, all problems reported together; environment > argument > recipe file > default."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from intune_callbacks.errors import ConfigError
+
+__all__ = ["MODES", "POLICIES", "TunerConfig", "choice_problem", "nearest", "number_problem", "resolve_mode"]
+
+MODES = ("off", "observe", "advise", "tune")
+POLICIES = ("model-jump", "hill-climb", "closed-form", "even")
+MODE_VARIABLE = "INTUNE_MODE"
+
+
+@dataclass(frozen=True, slots=True)
+class TunerConfig:
+    """How the tuner behaves; every field has a safe default.
+
+    Args:
+        mode: ``off`` (no trace), ``observe`` (measure and report), ``advise`` (also say what it would do), ``tune``.
+        policy: one of `POLICIES`.
+        decide_every_s: shortest time between two decisions, seconds.
+        decide_every_batches: fewest batches between two decisions.
+        warmup_batches: first batches that are not judged (imports, caches, kernel selection).
+        memory_soft_limit: share of the memory limit the guard lets the pipeline plan with, 0..1.
+        cpus: CPUs the pipeline may use; None reads affinity and cgroup quota at each decision.
+        trainer_cpus: CPUs left to the training loop itself.
+        max_workers: upper limit of workers per stage; None lets the guard decide.
+
+    Raises:
+        ConfigError: with all problems at once.
+    """
+
+    mode: str = "tune"
+    policy: str = "model-jump"
+    decide_every_s: float = 1.0
+    decide_every_batches: int = 10
+    warmup_batches: int = 20
+    memory_soft_limit: float = 0.90
+    cpus: float | None = None
+    trainer_cpus: float = 1.0
+    max_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ConfigError(problems)
+
+    def _problems(self) -> Iterable[str]:
+        yield from choice_problem("mode", self.mode, MODES)
+        yield from choice_problem("policy", self.policy, POLICIES)
+        yield from number_problem("decide_every_s", self.decide_every_s, 0.0, 3600.0)
+        yield from number_problem("decide_every_batches", self.decide_every_batches, 1, 1_000_000)
+        yield from number_problem("warmup_batches", self.warmup_batches, 0, 1_000_000)
+        yield from number_problem("memory_soft_limit", self.memory_soft_limit, 0.05, 0.99)
+        yield from number_problem("trainer_cpus", self.trainer_cpus, 0.0, 4096.0)
+        if self.cpus is not None:
+            yield from number_problem("cpus", self.cpus, 0.1, 4096.0)
+        if self.max_workers is not None:
+            yield from number_problem("max_workers", self.max_workers, 1, 4096)
+
+
+def choice_problem(name: str, given: object, allowed: tuple[str, ...]) -> Iterable[str]:
+    """Yield the sentence that says `given` is not one of `allowed`, with the nearest valid value."""
+    if given not in allowed:
+        yield f"{name}={given!r}: expected one of {', '.join(allowed)}{nearest(str(given), allowed)}"
+
+
+def number_problem(name: str, given: object, low: float, high: float) -> Iterable[str]:
+    """Yield the sentence that says `given` is not a number in low..high."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or math.isnan(given):
+        yield f"{name}={given!r}: expected a number from {low} to {high}, got {type(given).__name__}"
+    elif not low <= given <= high:
+        yield f"{name}={given!r}: expected a number from {low} to {high}"
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` for the closest allowed word, or an empty string."""
+    close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def resolve_mode(argument: str | None, environment: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """Return the mode and where it came from.
+
+    Args:
+        argument: the mode given in code or by a recipe, None if not given.
+        environment: where `INTUNE_MODE` is looked up; the process environment by default.
+
+    Returns:
+        ``(mode, source)`` with source ``INTUNE_MODE``, ``argument`` or ``default``.
+
+    Raises:
+        ConfigError: for a mode that does not exist.
+    """
+    variables: Mapping[str, Any] = os.environ if environment is None else environment
+    given = variables.get(MODE_VARIABLE) or None
+    source = MODE_VARIABLE if given is not None else ("argument" if argument is not None else "default")
+    mode = given if given is not None else (argument if argument is not None else "tune")
+    problems = list(choice_problem("mode" if source != MODE_VARIABLE else MODE_VARIABLE, mode, MODES))
+    if problems:
+        raise ConfigError(problems)
+    return mode, source

@@ -1,0 +1,52 @@
+"""The error tree.
+
+InTuneError
+├── ConfigError       several problems of a configuration, reported together
+├── MissingPackage    an optional package is needed; carries the exact install line
+├── PipelineError     an adapter broke its contract (raised by `check_pipeline`)
+└── WorkerDied        a worker process ended without delivering its item
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["ConfigError", "InTuneError", "MissingPackage", "PipelineError", "WorkerDied"]
+
+
+class InTuneError(Exception):
+    """Base of every error raised by this package."""
+
+
+class ConfigError(InTuneError, ValueError):
+    """All problems of one configuration at once.
+
+    Args:
+        problems: one sentence each: what was given, what was expected, what to do.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        head = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        super().__init__(f"{head} in the configuration:\n" + "\n".join(f"  - {p}" for p in self.problems))
+
+
+class MissingPackage(InTuneError, ImportError):
+    """An optional package is not installed.
+
+    Args:
+        package: the name of the package as pip knows it.
+        extra: the extra of intune-callbacks that brings it.
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
+        super().__init__(f"{package} is not installed; run: pip install 'intune-callbacks[{extra}]'")
+
+
+class PipelineError(InTuneError, AssertionError):
+    """An adapter broke the pipeline contract; the message says which part and how."""
+
+
+class WorkerDied(InTuneError, RuntimeError):
+    """A worker process ended without delivering its item; the message names its pid and exit code."""

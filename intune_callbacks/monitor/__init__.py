@@ -1,0 +1,1 @@
+"""Measure: data wait, machine resources, rates per stage, verdict."""

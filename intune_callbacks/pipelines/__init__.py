@@ -1,0 +1,1 @@
+"""Reach: one protocol, one adapter per framework, one resizable stage."""

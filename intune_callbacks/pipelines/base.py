@@ -1,0 +1,56 @@
+"""The one protocol of every adapter, and the pipelines made of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from intune_callbacks.types import Allocation, Pipeline, PipelineStats, Stage
+
+__all__ = ["Combined", "Pipeline", "clamp"]
+
+
+def clamp(allocation: Mapping[str, int], stages: Sequence[Stage]) -> Allocation:
+    """Return the part of `allocation` that names one of `stages`, each value within its low..high."""
+    return {
+        stage.name: min(max(int(allocation[stage.name]), stage.low), stage.high)
+        for stage in stages
+        if stage.name in allocation
+    }
+
+
+class Combined:
+    """Several pipelines that feed one training loop, seen as one; stage names get their loader's name in front.
+
+    Args:
+        parts: name -> pipeline. With a single part the stage names stay as they are.
+    """
+
+    def __init__(self, parts: Mapping[str, Pipeline]) -> None:
+        self._parts = {f"{name}/" if len(parts) > 1 else "": part for name, part in parts.items()}
+
+    def stages(self) -> tuple[Stage, ...]:
+        return tuple(
+            replace(stage, name=prefix + stage.name, window_of=stage.window_of and prefix + stage.window_of)
+            for prefix, part in self._parts.items()
+            for stage in part.stages()
+        )
+
+    def stats(self) -> PipelineStats:
+        readings = {prefix: part.stats() for prefix, part in self._parts.items()}
+        return PipelineStats(
+            at_s=max((r.at_s for r in readings.values()), default=0.0),
+            delivered=max((r.delivered for r in readings.values()), default=0),
+            stages={prefix + name: s for prefix, r in readings.items() for name, s in r.stages.items()},
+        )
+
+    def resize(self, allocation: Mapping[str, int]) -> Allocation:
+        applied: Allocation = {}
+        for prefix, part in self._parts.items():
+            wanted = {k[len(prefix) :]: v for k, v in allocation.items() if k.startswith(prefix)}
+            applied.update({prefix + k: v for k, v in part.resize(wanted).items()})
+        return applied
+
+    def close(self) -> None:
+        for part in self._parts.values():
+            part.close()

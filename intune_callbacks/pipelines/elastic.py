@@ -1,0 +1,383 @@
+"""The resizable stage: an ordered parallel map whose workers and window are two live numbers.
+
+A worker pulls its own input under a lock, which numbers it, computes, and stores the result under its number; the
+consumer takes the numbers in order. There is no reader thread, no sorter thread and no multiprocessing queue, so a
+resize is two integer writes and a notify: nothing in flight is dropped, run twice or reordered.
+
+    claim room in the window -> pull (numbered) -> compute -> store under the number -> consumer takes in order
+          blocked_s                starved_s        busy_s         queued
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from intune_callbacks.errors import WorkerDied
+from intune_callbacks.pipelines.workers import Child, ProcessPool
+from intune_callbacks.types import Clock, StageStats
+
+__all__ = ["Counters", "ElasticMap", "nbytes"]
+
+Y = TypeVar("Y")
+
+# Every wait is bounded: a missed wake-up or a dead worker costs at most this long before somebody looks again.
+WAIT_S = 1.0
+JOIN_S = 10.0
+# The size of a result is looked at for the first few and then now and then: walking a batch costs microseconds.
+SIZED_FIRST, SIZED_EVERY = 4, 16
+
+
+def nbytes(value: object, depth: int = 4) -> int:
+    """Return the bytes held by the arrays and byte strings of a batch (any nesting of lists, tuples and dicts)."""
+    size = getattr(value, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    if isinstance(value, (bytes, bytearray, str)):
+        return len(value)
+    if depth and isinstance(value, dict):
+        return sum(nbytes(v, depth - 1) for v in value.values())
+    if depth and isinstance(value, (list, tuple)):
+        # Long plain lists are homogeneous in practice: one element stands for all.
+        if len(value) > 64:
+            return nbytes(value[0], depth - 1) * len(value)
+        return sum(nbytes(v, depth - 1) for v in value)
+    return 8 if isinstance(value, (int, float, bool)) else 0
+
+
+# An item's number, the item, and the source's snapshot after it was pulled.
+_Task = tuple[int, Any, Any]
+_CLAIMED: _Task = (-1, None, None)
+
+
+class Counters:
+    """What a stage has done so far; successive engines of one stage (epochs) add to the same counters."""
+
+    def __init__(self) -> None:
+        self.items = 0
+        self.busy_s = self.busy_s2 = self.cpu_s = self.starved_s = self.blocked_s = 0.0
+        self.item_bytes = 0.0
+
+    def computed(self, busy_s: float, cpu_s: float, value: object) -> None:
+        """Add one computed result."""
+        self.items += 1
+        self.busy_s += busy_s
+        self.busy_s2 += busy_s * busy_s
+        self.cpu_s += cpu_s
+        if self.items <= SIZED_FIRST or self.items % SIZED_EVERY == 0:
+            size = float(nbytes(value))
+            self.item_bytes = size if self.items == 1 else self.item_bytes + 0.25 * (size - self.item_bytes)
+
+
+class _Raised:
+    """An exception on its way to its item's place in the order."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class ElasticMap(Generic[Y]):
+    """Apply `fn` to the items of `source` in parallel and deliver the results in order.
+
+    Args:
+        source: the iterator the items come from; pulled by one thread at a time.
+        fn: what a worker does to one item. With a pool it runs in the pool's children and this one is not called.
+        workers: items computed at once.
+        window: results finished or in progress ahead of the next one to be delivered.
+        ordered: deliver in the order of the source (True) or as finished.
+        pool: child processes for the work; None computes in threads.
+        snapshot: called after each pull, under the source's lock; what it returned for an item is in `state` once
+            that item was delivered.
+        feed: pull the source in the consumer's thread (index samplers that draw random numbers), window ahead.
+        finish: applied to each result in the parent's worker thread (pinning memory).
+        timeout_s: raise RuntimeError if one item takes longer to arrive; 0 waits for as long as a worker lives.
+        counters: where to count; a new `Counters` by default.
+        clock: wall and CPU clock.
+        name: the stage's name, used for thread names and errors.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Any],
+        fn: Callable[[Any], Y] | None,
+        *,
+        workers: int = 1,
+        window: int = 2,
+        ordered: bool = True,
+        pool: ProcessPool | None = None,
+        snapshot: Callable[[], Any] | None = None,
+        feed: bool = False,
+        finish: Callable[[Y], Y] | None = None,
+        timeout_s: float = 0.0,
+        counters: Counters | None = None,
+        clock: Clock | None = None,
+        name: str = "map",
+    ) -> None:
+        if fn is None and pool is None:
+            raise ValueError("fn=None: expected a function, or a pool whose children hold one")
+        self.name = name
+        self.state: Any = None
+        self.counters = counters or Counters()
+        self._source, self._fn, self._pool = source, fn, pool
+        self._snapshot, self._finish, self._timeout_s = snapshot, finish, timeout_s
+        self._ordered, self._feeding = ordered, feed
+        self._clock = clock or Clock()
+        self._lock = threading.Lock()
+        self._source_lock = threading.Lock()
+        self._space = threading.Condition(self._lock)
+        self._ready = threading.Condition(self._lock)
+        self._results: dict[int, tuple[Any, Any]] = {}
+        self._inbox: deque[_Task] = deque()
+        self._claimed = self._pulled = self._delivered = 0
+        self._exhausted = self._closed = False
+        self._workers, self._window, self._alive = 0, max(1, window), 0
+        self._threads: list[threading.Thread] = []
+        self.resize(workers)
+
+    # -- the two live numbers ------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> ProcessPool | None:
+        """The child processes, None for threads."""
+        return self._pool
+
+    @property
+    def workers(self) -> int:
+        """Items computed at once."""
+        return self._workers
+
+    @property
+    def window(self) -> int:
+        """Results that may be finished or in progress ahead of the next one to be delivered."""
+        return self._window
+
+    def resize(self, workers: int | None = None, window: int | None = None) -> None:
+        """Change one or both numbers at once; callable at any moment, from any thread.
+
+        Args:
+            workers: items computed at once, at least 1; surplus workers leave after their current item.
+            window: the reorder window, at least 1; a smaller one takes effect as results are delivered.
+        """
+        with self._lock:
+            if window is not None:
+                self._window = max(1, int(window))
+            if workers is not None:
+                self._workers = max(1, int(workers))
+            missing = 0 if self._closed or self._exhausted else max(0, self._workers - self._alive)
+            self._alive += missing
+            self._space.notify_all()
+        # Children are started here, in the caller's thread, and not by the new worker thread: the training thread
+        # sits between two steps, so no lock of the frameworks is held while the process is forked.
+        started = 0
+        try:
+            for _ in range(missing):
+                child = self._pool.get() if self._pool is not None else None
+                thread = threading.Thread(target=self._work, args=(child,), daemon=True, name=f"intune-{self.name}")
+                thread.start()
+                started += 1
+                self._threads.append(thread)
+        finally:
+            if started < missing:
+                with self._lock:
+                    self._alive -= missing - started
+        if missing:
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+
+    def stats(self) -> StageStats:
+        """Return the counters and the current fill of the window."""
+        with self._lock:
+            count, queued = self.counters, len(self._results)
+            return StageStats(
+                items=count.items,
+                busy_s=count.busy_s,
+                busy_s2=count.busy_s2,
+                cpu_s=count.cpu_s,
+                starved_s=count.starved_s,
+                blocked_s=count.blocked_s,
+                queued=queued,
+                capacity=self._window,
+                item_bytes=count.item_bytes,
+                worker_bytes=self._pool.worker_bytes() if self._pool is not None else 0.0,
+            )
+
+    # -- a worker ------------------------------------------------------------------------------------------------
+
+    def _work(self, child: Child | None) -> None:
+        wall, cpu, pool = self._clock.wall, self._clock.cpu, self._pool
+        try:
+            with self._lock:
+                claim = self._claim()
+            while claim is not None:
+                task = claim if self._feeding else self._pull()
+                if task is None:
+                    return
+                number, item, snapshot = task
+                begin_s, begin_cpu_s = wall(), cpu()
+                value: Any
+                cpu_s = -1.0
+                try:
+                    if child is not None and pool is not None:
+                        value, cpu_s = pool.call(child, item, self._cancelled)
+                    else:
+                        value = self._fn(item)  # type: ignore[misc]
+                    if self._finish is not None:
+                        value = self._finish(value)
+                except StopIteration as error:
+                    # Raised as it is, it would end the consumer's loop and lose the rest without a word.
+                    value = _Raised(RuntimeError(f"{self.name} raised StopIteration on an item"))
+                    value.error.__cause__ = error
+                except BaseException as error:
+                    value = _Raised(error)
+                busy_s = wall() - begin_s
+                if cpu_s < 0.0:
+                    cpu_s = cpu() - begin_cpu_s
+                dead = child is not None and not child.usable
+                with self._lock:
+                    self.counters.computed(busy_s, cpu_s, value)
+                    self._results[number] = (value, snapshot)
+                    if not self._ordered or number == self._delivered:
+                        self._ready.notify()
+                    if dead:
+                        self._alive -= 1
+                        return
+                    claim = self._claim()
+                del item, value, snapshot, task
+        finally:
+            if child is not None and pool is not None:
+                pool.put(child)
+
+    def _claim(self) -> _Task | None:
+        """Wait for room in the window (lock held); None tells the worker to leave."""
+        while True:
+            if self._closed or (self._exhausted and not self._inbox) or self._alive > self._workers:
+                self._alive -= 1
+                # This worker may have been woken for room it does not use: pass the call on.
+                self._space.notify()
+                return None
+            if self._inbox:
+                return self._inbox.popleft()
+            if not self._feeding and self._claimed - self._delivered < self._window:
+                self._claimed += 1
+                return _CLAIMED
+            begin_s = self._clock.wall()
+            self._space.wait(WAIT_S)
+            self.counters.blocked_s += self._clock.wall() - begin_s
+
+    def _pull(self) -> _Task | None:
+        """Take the next item and its number; None when the source has ended."""
+        begin_s = self._clock.wall()
+        error: BaseException | None = None
+        with self._source_lock:
+            if not (self._exhausted or self._closed):
+                try:
+                    item = next(self._source)
+                    snapshot = self._snapshot() if self._snapshot is not None else None
+                    number, self._pulled = self._pulled, self._pulled + 1
+                    self.counters.starved_s += self._clock.wall() - begin_s
+                    return number, item, snapshot
+                except StopIteration:
+                    pass
+                except BaseException as raised:
+                    error = raised
+            with self._lock:
+                if error is not None:
+                    # A broken source ends the stage, its error in its place.
+                    self._results[self._pulled] = (_Raised(error), None)
+                    self._pulled += 1
+                self._exhausted = True
+                self._alive -= 1
+                self._ready.notify_all()
+                self._space.notify_all()
+        return None
+
+    def _cancelled(self) -> bool:
+        return self._closed
+
+    # -- the consumer --------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> ElasticMap[Y]:
+        return self
+
+    def __next__(self) -> Y:
+        with self._lock:
+            if self._feeding:
+                self._feed()
+            deadline_s = time.monotonic() + self._timeout_s if self._timeout_s else None
+            while True:
+                number = self._delivered if self._ordered else next(iter(self._results), -1)
+                entry = self._results.pop(number, None)
+                if entry is not None:
+                    break
+                if self._closed or (self._exhausted and self._delivered == self._pulled):
+                    raise StopIteration
+                if deadline_s is not None and time.monotonic() > deadline_s:
+                    raise RuntimeError(f"stage {self.name!r} timed out after {self._timeout_s} s")
+                wait_s = WAIT_S if deadline_s is None else min(WAIT_S, max(0.001, deadline_s - time.monotonic()))
+                self._ready.wait(wait_s)
+            self._delivered += 1
+            if self._feeding:
+                self._feed()
+            else:
+                self._space.notify()
+        value, self.state = entry
+        if type(value) is _Raised:
+            if isinstance(value.error, WorkerDied):
+                self.resize(self._workers)
+            raise value.error
+        return value  # type: ignore[no-any-return]
+
+    def prime(self) -> None:
+        """Start pulling now instead of at the first `next` (only with `feed`)."""
+        with self._lock:
+            if self._feeding:
+                self._feed()
+
+    def _feed(self) -> None:
+        """Pull the source up to the window, in the consumer's thread (lock held)."""
+        fed = 0
+        while not self._exhausted and self._pulled - self._delivered < self._window:
+            try:
+                item = next(self._source)
+            except StopIteration:
+                self._exhausted = True
+            except Exception as error:
+                self._results[self._pulled] = (_Raised(error), None)
+                self._pulled += 1
+                self._exhausted = True
+            else:
+                self._inbox.append((self._pulled, item, None))
+                self._pulled += 1
+                fed += 1
+        if self._exhausted:
+            self._space.notify_all()
+        elif fed:
+            self._space.notify(fed)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Tell everybody to stop without waiting for them: a consumer inside `next` gets StopIteration."""
+        with self._lock:
+            self._closed = True
+            self._results.clear()
+            self._inbox.clear()
+            self._space.notify_all()
+            self._ready.notify_all()
+
+    def close(self) -> bool:
+        """Stop and wait, at most ten seconds, until no worker touches the source any more.
+
+        Returns:
+            True if all worker threads have ended.
+        """
+        self.abort()
+        deadline_s = time.monotonic() + JOIN_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)

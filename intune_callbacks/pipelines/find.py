@@ -1,0 +1,112 @@
+"""Given what a trainer holds: what can be tuned; and when nothing can, why, and the smallest change that would help."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from intune_callbacks.pipelines.watched import WatchedLoader
+from intune_callbacks.types import Clock, Pipeline
+
+__all__ = ["Found", "LiveLoader", "find"]
+
+
+class LiveLoader(Pipeline, Protocol):
+    """A pipeline bound to one loader of the user."""
+
+    def prepare(self) -> None:
+        """Called before the loader's first `iter()`, when there is such a moment."""
+
+    def adopt(self, iterator: Any) -> Any:
+        """Take over a running iterator; put the returned one in its place."""
+
+    def release(self) -> None:
+        """Undo every patch on the user's loader."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `find` made of a loader.
+
+    Args:
+        pipeline: the live loader, None when nothing can be tuned.
+        why: what can be changed and what cannot; without a pipeline, the smallest change that would help.
+    """
+
+    pipeline: LiveLoader | None
+    why: str
+
+
+def find(
+    loader: Any,
+    *,
+    clock: Clock | None = None,
+    max_workers: int | None = None,
+    workers_kind: str = "process",
+    live: bool = True,
+) -> Found:
+    """Return the pipeline behind a loader.
+
+    Args:
+        loader: a `torch.utils.data.DataLoader`, `StatefulDataLoader` or `torchdata.nodes.Loader`; anything else is
+            answered with the reason why it cannot be tuned.
+        clock: wall and CPU clock.
+        max_workers: upper limit of workers per stage.
+        workers_kind: what a map-style DataLoader computes in, ``process`` or ``thread`` (only if the dataset is
+            thread-safe and releases the GIL).
+        live: False only watches (modes observe and advise).
+    """
+    clock = clock or Clock()
+    # A loader of a framework exists only if that framework was imported: nothing is imported to look at it.
+    if "torchdata.nodes" in sys.modules and _is(loader, "torchdata.nodes", "Loader"):
+        return _node_graph(loader, clock, max_workers, live)
+    if "torch.utils.data" in sys.modules and _is(loader, "torch.utils.data", "DataLoader"):
+        return _data_loader(loader, clock, max_workers, workers_kind, live)
+    return Found(
+        None,
+        f"{type(loader).__name__} is not a loader InTune knows; wrap the dataset in torch.utils.data.DataLoader "
+        "or build the pipeline from torchdata.nodes",
+    )
+
+
+def _is(value: object, module: str, name: str) -> bool:
+    return isinstance(value, getattr(sys.modules[module], name))
+
+
+def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) -> Found:
+    from intune_callbacks.pipelines.torchdata import NodeGraph
+
+    graph = NodeGraph(loader, clock=clock, max_workers=max_workers, live=live)
+    if not graph.stages():
+        return Found(
+            None,
+            "the torchdata.nodes graph has no ParallelMapper with num_workers >= 1 and no Prefetcher; "
+            "set num_workers=1 on the mapper that does the work",
+        )
+    return Found(graph, "workers and window of each ParallelMapper and the depth of each Prefetcher are live")
+
+
+def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kind: str, live: bool) -> Found:
+    from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
+
+    from intune_callbacks.pipelines.torch_loader import MapLoader, WindowLoader
+
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        return Found(None, "datapipes shard themselves by worker; use a map-style Dataset or torchdata.nodes")
+    if not live:
+        window = (loader.prefetch_factor or 1) * loader.num_workers
+        return Found(WatchedLoader(loader.num_workers, window, clock=clock), "the DataLoader is only watched")
+    own_iterator = type(loader)._get_iterator is not DataLoader._get_iterator
+    map_style = not isinstance(loader.dataset, IterableDataset)
+    if map_style and not own_iterator:
+        pipeline = MapLoader(loader, clock=clock, max_workers=max_workers, kind=workers_kind)
+        return Found(pipeline, "workers and batches in flight are live")
+    kind = "the dataset is iterable-style" if not map_style else f"{type(loader).__name__} keeps a state per worker"
+    if loader.num_workers == 0:
+        return Found(None, f"{kind} and num_workers=0, so nothing runs beside the training loop; set num_workers=1")
+    return Found(
+        WindowLoader(loader, clock=clock),
+        f"{kind}, so another number of workers would change the samples' order: only the batches in flight are live; "
+        "a map-style Dataset or torchdata.nodes makes the workers live too",
+    )

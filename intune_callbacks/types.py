@@ -1,0 +1,257 @@
+"""The values that cross module borders: frozen, with the unit in the name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+__all__ = [
+    "Allocation",
+    "Clock",
+    "Observation",
+    "Pipeline",
+    "PipelineStats",
+    "Policy",
+    "Probe",
+    "Proposal",
+    "Resources",
+    "Stage",
+    "StageRates",
+    "StageStats",
+]
+
+Allocation = dict[str, int]
+"""Stage name -> value in that stage's unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The two clocks everything is measured with, replaceable so that logic is tested without sleeping.
+
+    Args:
+        wall: seconds, monotonic, the same for all threads.
+        cpu: CPU seconds consumed by the calling thread.
+    """
+
+    wall: Callable[[], float] = time.perf_counter
+    cpu: Callable[[], float] = time.thread_time
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One number of a running pipeline that can be changed.
+
+    Args:
+        name: unique within the pipeline; a window carries the name of its worker stage plus ``.window``.
+        kind: ``cpu`` and ``io`` stages hold workers, ``memory`` stages hold buffered items.
+        unit: what `current` counts.
+        low: smallest value it accepts.
+        high: largest value it accepts.
+        current: the value now.
+        sequential: True when it cannot be replicated (then ``low == high``).
+        window_of: for a window, the name of the worker stage whose finished results it bounds.
+        when: ``now`` if a change acts between two batches, ``epoch`` if it acts at the next epoch.
+    """
+
+    name: str
+    kind: Literal["cpu", "io", "memory"]
+    unit: Literal["workers", "items", "MiB"]
+    low: int
+    high: int
+    current: int
+    sequential: bool = False
+    window_of: str | None = None
+    when: Literal["now", "epoch"] = "now"
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """Monotonic counters of one worker stage since it started; take differences.
+
+    Args:
+        items: results computed.
+        busy_s: wall seconds its workers spent computing, summed over workers.
+        busy_s2: sum of squares of the single computing times, in s^2 (gives their irregularity).
+        cpu_s: CPU seconds of `busy_s`.
+        starved_s: worker seconds spent waiting for input.
+        blocked_s: worker seconds spent waiting for room in the window.
+        queued: finished results waiting for the consumer, now.
+        capacity: the window, now (the largest `queued` can be).
+        item_bytes: mean size of one result in bytes, 0.0 while unknown.
+        worker_bytes: memory one more worker costs in bytes, 0.0 while unknown or for threads.
+    """
+
+    items: int
+    busy_s: float
+    busy_s2: float
+    cpu_s: float
+    starved_s: float
+    blocked_s: float
+    queued: int
+    capacity: int
+    item_bytes: float = 0.0
+    worker_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStats:
+    """Counters of a whole pipeline at one moment.
+
+    Args:
+        at_s: wall clock of the reading, in seconds.
+        delivered: batches handed to the training loop since the start.
+        stages: worker stage name -> its counters.
+    """
+
+    at_s: float
+    delivered: int
+    stages: Mapping[str, StageStats]
+
+
+@runtime_checkable
+class Pipeline(Protocol):
+    """What every adapter implements: look at the stages, read the counters, change the numbers.
+
+    `resize` is called between two batches, takes any subset of the stage names, clamps to each stage's
+    ``low``..``high``, returns what was really applied for *all* stages, never blocks longer than a step, never
+    loses, repeats or reorders an item and never raises into training.
+    """
+
+    def stages(self) -> tuple[Stage, ...]: ...
+
+    def stats(self) -> PipelineStats: ...
+
+    def resize(self, allocation: Mapping[str, int]) -> Allocation: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the machine gives this process right now.
+
+    Args:
+        cpus: CPUs the input pipeline may use: min(affinity, cgroup quota) / local ranks - what the trainer needs.
+        memory_limit_bytes: the container's or machine's memory limit.
+        memory_used_bytes: memory in use against that limit.
+        shm_free_bytes: free bytes in /dev/shm; None where there is none.
+        gpu_utilisation: 0..1, None without a driver.
+        cpu_clock_hz: measured once; 0.0 if unknown.
+        dram_bytes_per_s: measured once; 0.0 if not measured.
+    """
+
+    cpus: float
+    memory_limit_bytes: int
+    memory_used_bytes: int
+    shm_free_bytes: int | None = None
+    gpu_utilisation: float | None = None
+    cpu_clock_hz: float = 0.0
+    dram_bytes_per_s: float = 0.0
+
+
+class Probe(Protocol):
+    """Where `Resources` come from: the real machine, or an emulated one."""
+
+    def read(self) -> Resources: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageRates:
+    """One worker stage over one decision window.
+
+    Args:
+        items: results computed in the window.
+        items_per_batch: results this stage makes for one delivered batch.
+        service_s: mean wall seconds one worker takes for one item.
+        service_cpu_s: CPU seconds of `service_s`.
+        service_cv: coefficient of variation of the single service times.
+        busy_frac: share of the workers' time spent computing, 0..1.
+        starved_frac: share spent waiting for input, 0..1.
+        blocked_frac: share spent waiting for room in the window, 0..1.
+        queue_fill: queued / capacity at the end of the window, 0..1.
+        item_bytes: mean bytes of one result.
+        worker_bytes: bytes one more worker costs.
+    """
+
+    items: int
+    items_per_batch: float
+    service_s: float
+    service_cpu_s: float
+    service_cv: float
+    busy_frac: float
+    starved_frac: float
+    blocked_frac: float
+    queue_fill: float
+    item_bytes: float
+    worker_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """All a policy may look at for one decision.
+
+    Args:
+        step: batches seen by the training loop so far.
+        at_s: wall clock, seconds.
+        elapsed_s: length of the window, seconds, pauses (validation, checkpoints) taken out.
+        batches: batches delivered in the window.
+        samples: samples delivered in the window.
+        batches_per_s: delivered batches / `elapsed_s`.
+        samples_per_s: delivered samples / `elapsed_s`.
+        wait_frac: share of the window the training loop was blocked waiting for data, 0..1.
+        model_s: mean seconds per batch outside that wait.
+        stages: the pipeline's stages with their current values.
+        rates: worker stage name -> its rates over the window.
+        resources: the machine now.
+        latency_s: pipeline latency, mean seconds per batch spent blocked in the fetch.
+        exposed_wait_frac: share of the window the GPU was idle for want of data; None without a GPU.
+    """
+
+    step: int
+    at_s: float
+    elapsed_s: float
+    batches: int
+    samples: int
+    batches_per_s: float
+    samples_per_s: float
+    wait_frac: float
+    model_s: float
+    stages: tuple[Stage, ...]
+    rates: Mapping[str, StageRates]
+    resources: Resources
+    latency_s: float = 0.0
+    exposed_wait_frac: float | None = None
+
+    @property
+    def allocation(self) -> Allocation:
+        """The current value of every stage."""
+        return {stage.name: stage.current for stage in self.stages}
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a policy wants.
+
+    Args:
+        allocation: stage name -> wanted value; stages left out stay as they are.
+        reason: one plain sentence for the history and the report.
+        settled: True while the policy holds what it found.
+    """
+
+    allocation: Mapping[str, int] = field(default_factory=dict)
+    reason: str = ""
+    settled: bool = False
+
+
+class Policy(Protocol):
+    """Chooses an allocation from an observation; keeps its own memory; knows nothing of frameworks."""
+
+    name: str
+
+    def decide(self, observation: Observation) -> Proposal: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

@@ -1,0 +1,261 @@
+"""The resizable stage: nothing lost, repeated or reordered, whatever is done to it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from intune_callbacks import Clock, WorkerDied
+from intune_callbacks.pipelines.elastic import Counters, ElasticMap, nbytes
+from intune_callbacks.pipelines.workers import ProcessPool
+
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+
+plans = st.fixed_dictionaries(
+    {
+        "items": st.integers(0, 120),
+        "workers": st.integers(1, 5),
+        "window": st.integers(1, 9),
+        "bad_item": st.none() | st.integers(0, 119),
+        "bad_source": st.none() | st.integers(0, 119),
+        "stop_after": st.none() | st.integers(1, 119),
+        "feed": st.booleans(),
+        "ordered": st.booleans(),
+        "resizes": st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), max_size=12),
+    }
+)
+
+
+class Boom(Exception):
+    pass
+
+
+def work(x: int):
+    if x == -1:
+        raise Boom
+    if x % 23 == 3:
+        time.sleep(0.0005)
+    # Small results, results carried out of band, and nested ones.
+    return {"x": np.full(2000, x), "y": [x]} if x % 3 == 0 else x
+
+
+def plain(result) -> int:
+    return int(result["x"][7]) if isinstance(result, dict) else result
+
+
+def run(plan: dict, pool: ProcessPool | None) -> None:
+    def source():
+        for i in range(plan["items"]):
+            if i == plan["bad_source"]:
+                raise KeyError(i)
+            yield -1 if i == plan["bad_item"] else i
+
+    stage = ElasticMap(
+        source(), work, workers=plan["workers"], window=plan["window"], pool=pool, feed=plan["feed"], ordered=plan["ordered"]
+    )
+    resizes, done = iter(plan["resizes"]), threading.Event()
+
+    def resize_from_another_thread() -> None:
+        for workers, window in resizes:
+            stage.resize(workers, window)
+            if done.wait(0.001):
+                return
+
+    other = threading.Thread(target=resize_from_another_thread)
+    other.start()
+    got: list = []
+    try:
+        while plan["stop_after"] is None or len(got) < plan["stop_after"]:
+            try:
+                got.append(plain(next(stage)))
+            except StopIteration:
+                break
+            except (Boom, KeyError) as error:
+                got.append(type(error).__name__)
+            if len(got) % 7 == 0:
+                stage.resize(1 + len(got) % 4)
+    finally:
+        done.set()
+        other.join()
+        assert stage.close()
+
+    expected: list = []
+    for i in range(plan["items"]):
+        if i == plan["bad_source"]:
+            expected.append("KeyError")
+            break
+        expected.append("Boom" if i == plan["bad_item"] else i)
+    if plan["stop_after"] is not None:
+        assert len(got) == min(plan["stop_after"], len(expected))
+    if plan["ordered"]:
+        assert got == expected[: len(got)] and (plan["stop_after"] is not None or got == expected)
+    else:
+        assert len(set(got)) == len(got) and set(got) <= set(expected)
+        assert plan["stop_after"] is not None or set(got) == set(expected)
+
+
+@QUICK
+@given(plans)
+def test_threads_are_exact_under_any_resizes(plan: dict) -> None:
+    run(plan, None)
+
+
+@FEW
+@given(plans)
+def test_processes_are_exact_under_any_resizes(plan: dict) -> None:
+    pool = ProcessPool(work, multiprocessing.get_context("fork"))
+    try:
+        run({**plan, "resizes": [(min(w, 3), v) for w, v in plan["resizes"]]}, pool)
+    finally:
+        pool.close()
+    assert not pool.pids
+
+
+def counted(limit: int, taken: list):
+    for i in range(limit):
+        taken.append(i)
+        yield i
+
+
+def test_the_window_bounds_what_is_pulled_ahead() -> None:
+    taken: list = []
+    stage = ElasticMap(counted(1000, taken), work, workers=4, window=6)
+    for number in range(1, 50):
+        next(stage)
+        time.sleep(0.0005)
+        assert len(taken) <= number + 6
+    stage.resize(window=20)
+    deadline = time.monotonic() + 5
+    while len(taken) < 49 + 20 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(taken) == 49 + 20
+    stage.close()
+
+
+def test_workers_is_how_many_items_are_computed_at_once() -> None:
+    inside, most, lock = [0], [0], threading.Lock()
+
+    def busy(x: int) -> int:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0.002)
+        with lock:
+            inside[0] -= 1
+        return x
+
+    stage = ElasticMap(iter(range(10**6)), busy, workers=3, window=50)
+    for _ in range(60):
+        next(stage)
+    assert most[0] == 3
+    stage.resize(1)
+    for _ in range(60):
+        next(stage)
+    most[0] = 0
+    for _ in range(20):
+        next(stage)
+    assert most[0] == 1
+    stage.resize(5)
+    for _ in range(60):
+        next(stage)
+    assert most[0] == 5
+    stage.close()
+
+
+def test_a_slow_item_does_not_stop_the_others_within_the_window() -> None:
+    gate = threading.Event()
+    finished: list = []
+
+    def fn(x: int) -> int:
+        if x == 0:
+            gate.wait(10)
+        finished.append(x)
+        return x
+
+    stage = ElasticMap(iter(range(100)), fn, workers=2, window=8)
+    deadline = time.monotonic() + 5
+    while len(finished) < 7 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert finished == [1, 2, 3, 4, 5, 6, 7]
+    gate.set()
+    assert list(stage) == list(range(100))
+    stage.close()
+
+
+def test_counters_add_up_over_epochs_and_use_the_given_clock() -> None:
+    now = [0.0]
+    counters = Counters()
+
+    def fn(x: int) -> int:
+        now[0] += 2.0
+        return x
+
+    for _ in range(2):
+        stage = ElasticMap(iter(range(5)), fn, counters=counters, clock=Clock(lambda: now[0], lambda: now[0] / 4))
+        list(stage)
+        stage.close()
+    reading = stage.stats()
+    assert (reading.items, reading.busy_s, reading.busy_s2, reading.cpu_s) == (10, 20.0, 40.0, 5.0)
+
+
+def test_stop_iteration_from_the_function_is_an_error_not_an_end() -> None:
+    def fn(x: int) -> int:
+        if x == 3:
+            raise StopIteration
+        return x
+
+    stage = ElasticMap(iter(range(6)), fn, workers=2, window=4)
+    got = [next(stage) for _ in range(3)]
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        next(stage)
+    assert got + list(stage) == [0, 1, 2, 4, 5]
+    stage.close()
+
+
+def kill_at_five(x: int) -> int:
+    if x == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def test_a_killed_child_is_replaced() -> None:
+    pool = ProcessPool(kill_at_five, multiprocessing.get_context("fork"))
+    stage = ElasticMap(iter(range(12)), None, workers=1, window=3, pool=pool)
+    got = [next(stage) for _ in range(5)]
+    with pytest.raises(WorkerDied, match="exit code -9"):
+        next(stage)
+    assert got + list(stage) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    stage.close()
+    pool.close()
+
+
+def test_a_keyboard_interrupt_in_the_consumer_leaves_the_stage_usable() -> None:
+    gate = threading.Event()
+
+    def fn(x: int) -> int:
+        if x == 2:
+            gate.wait(10)
+        return x
+
+    stage = ElasticMap(iter(range(6)), fn, workers=1, window=2)
+    got = [next(stage), next(stage)]
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(stage)
+    gate.set()
+    assert got + list(stage) == list(range(6))
+    assert stage.close()
+
+
+def test_nbytes_counts_arrays_and_bytes_at_any_depth() -> None:
+    assert nbytes({"a": np.zeros(10, np.float32), "b": [b"abc", (np.zeros(2, np.int64),)]}) == 40 + 3 + 16
+    assert nbytes([np.zeros(1, np.int8)] * 1000) == 1000
