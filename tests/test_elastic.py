@@ -52,55 +52,60 @@ def plain(result) -> int:
     return int(result["x"][7]) if isinstance(result, dict) else result
 
 
-def run(plan: dict, pool: ProcessPool | None) -> None:
-    def source():
-        for i in range(plan["items"]):
-            if i == plan["bad_source"]:
-                raise KeyError(i)
-            yield -1 if i == plan["bad_item"] else i
+def source_of(plan: dict):
+    for i in range(plan["items"]):
+        if i == plan["bad_source"]:
+            raise KeyError(i)
+        yield -1 if i == plan["bad_item"] else i
 
-    stage = ElasticMap(
-        source(), work, workers=plan["workers"], window=plan["window"], pool=pool, feed=plan["feed"], ordered=plan["ordered"]
-    )
-    resizes, done = iter(plan["resizes"]), threading.Event()
+
+def expected_of(plan: dict) -> list:
+    whole: list = ["Boom" if i == plan["bad_item"] else i for i in range(plan["items"])]
+    bad = plan["bad_source"]
+    return [*whole[:bad], "KeyError"] if bad is not None and bad < plan["items"] else whole
+
+
+def deliver(stage: ElasticMap, plan: dict) -> list:
+    got: list = []
+    while plan["stop_after"] is None or len(got) < plan["stop_after"]:
+        try:
+            got.append(plain(next(stage)))
+        except StopIteration:
+            break
+        except (Boom, KeyError) as error:
+            got.append(type(error).__name__)
+        if len(got) % 7 == 0:
+            stage.resize(1 + len(got) % 4)
+    return got
+
+
+def run(plan: dict, pool: ProcessPool | None) -> None:
+    """Deliver while another thread resizes, and compare with what must come."""
+    settings_ = {key: plan[key] for key in ("workers", "window", "feed", "ordered")}
+    stage = ElasticMap(source_of(plan), work, pool=pool, **settings_)
+    done = threading.Event()
 
     def resize_from_another_thread() -> None:
-        for workers, window in resizes:
+        for workers, window in plan["resizes"]:
             stage.resize(workers, window)
             if done.wait(0.001):
                 return
 
     other = threading.Thread(target=resize_from_another_thread)
     other.start()
-    got: list = []
     try:
-        while plan["stop_after"] is None or len(got) < plan["stop_after"]:
-            try:
-                got.append(plain(next(stage)))
-            except StopIteration:
-                break
-            except (Boom, KeyError) as error:
-                got.append(type(error).__name__)
-            if len(got) % 7 == 0:
-                stage.resize(1 + len(got) % 4)
+        got = deliver(stage, plan)
     finally:
         done.set()
         other.join()
         assert stage.close()
 
-    expected: list = []
-    for i in range(plan["items"]):
-        if i == plan["bad_source"]:
-            expected.append("KeyError")
-            break
-        expected.append("Boom" if i == plan["bad_item"] else i)
-    if plan["stop_after"] is not None:
-        assert len(got) == min(plan["stop_after"], len(expected))
+    expected, stop = expected_of(plan), plan["stop_after"]
+    assert len(got) == (len(expected) if stop is None else min(stop, len(expected)))
     if plan["ordered"]:
-        assert got == expected[: len(got)] and (plan["stop_after"] is not None or got == expected)
+        assert got == expected[: len(got)]
     else:
         assert len(set(got)) == len(got) and set(got) <= set(expected)
-        assert plan["stop_after"] is not None or set(got) == set(expected)
 
 
 @QUICK
