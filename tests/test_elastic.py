@@ -176,6 +176,17 @@ def test_workers_is_how_many_items_are_computed_at_once() -> None:
     stage.close()
 
 
+@pytest.mark.parametrize("feed", [False, True])
+def test_no_worker_is_lost_on_the_way(feed: bool) -> None:
+    stage = ElasticMap(iter(range(10**6)), work, workers=6, window=12, feed=feed, name="kept")
+    for number in range(3000):
+        next(stage)
+        if number % 100 == 0:
+            stage.resize(6, 2 + number % 11)
+    assert len([t for t in threading.enumerate() if t.name == "intune-kept"]) == 6
+    stage.close()
+
+
 def test_a_slow_item_does_not_stop_the_others_within_the_window() -> None:
     gate = threading.Event()
     finished: list = []

@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.elastic import Counters, ElasticMap
@@ -250,19 +255,23 @@ class WindowLoader:
     def __init__(self, loader: DataLoader[Any], *, clock: Clock) -> None:
         self._loader, self._clock = loader, clock
         self._window = (loader.prefetch_factor or 2) * loader.num_workers
-        self._iterator: Any = None
-        self._put_one: Callable[[], None] = _nothing
+        self._running: weakref.ref[Any] | None = None
         self._delivered = 0
 
     def prepare(self) -> None:
         """Nothing to do before the first `iter()`."""
 
+    @property
+    def _iterator(self) -> Any:
+        # Weak: in a cycle with us the iterator would be finalised at some collection, perhaps in a forked child.
+        return self._running() if self._running is not None else None
+
     def adopt(self, iterator: Any) -> Any:
         """Replace the rule by which the running iterator sends out work; it stays the same object."""
-        if iterator is not self._iterator:
+        if iterator is not self._iterator and isinstance(iterator, _BaseDataLoaderIter):
             self._delivered += self._iterator._num_yielded if self._iterator is not None else 0
-            self._iterator, self._put_one = iterator, iterator._try_put_index
-            iterator._try_put_index = self._fill
+            self._running = weakref.ref(iterator)
+            iterator._try_put_index = self._fill  # type: ignore[attr-defined]
         return iterator
 
     def _fill(self) -> None:
@@ -273,7 +282,7 @@ class WindowLoader:
             # The stock method asserts outstanding <= prefetch_factor * workers, for this one call too low a limit.
             iterator._prefetch_factor = MAX_WINDOW
             try:
-                self._put_one()
+                type(iterator)._try_put_index(iterator)
             finally:
                 iterator._prefetch_factor = factor
             if iterator._send_idx == sent:

@@ -49,7 +49,8 @@ class Fetch:
         if self._seeded:
             seed = base_seed + number
             random.seed(seed)
-            torch.manual_seed(seed)
+            # `torch.manual_seed` also visits every accelerator: 200 us a batch instead of 1.
+            torch.default_generator.manual_seed(seed)
             np.random.seed(seed % 2**32)
         return self._fetcher.fetch(index)
 

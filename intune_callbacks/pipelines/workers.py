@@ -10,8 +10,8 @@ import gc
 import io
 import os
 import pickle
-import select
 import signal
+import socket
 import struct
 import threading
 import time
@@ -35,6 +35,8 @@ QUIT_S = 2.0
 OUT_OF_BAND_BYTES = 4096
 MAX_BUFFERS = 500
 MEMORY_EVERY_S = 5.0
+READ_BYTES = 1 << 16
+_COUNT = struct.Struct("<Q")
 
 # One child is started at a time: a child forked in between would inherit the other's pipe end.
 _starting = threading.Lock()
@@ -57,24 +59,23 @@ class _Pickler(pickle.Pickler):
 
 
 class _Wire:
-    """Whole messages over one end of a pipe: a frame of sizes, the pickle, the buffers."""
+    """Whole messages over one end of a pipe: a frame of sizes, the pickle, the buffers.
+
+    The two ends take turns, so a read never takes more than one message: a small one costs a single system call.
+    """
 
     def __init__(self, connection: Connection, reducer: Reducer | None) -> None:
         self._connection, self._reducer = connection, reducer
         self._descriptor = connection.fileno()
-        self._poll = select.poll()
-        self._poll.register(self._descriptor, select.POLLIN)
-
-    def ready(self, timeout_ms: int) -> bool:
-        return bool(self._poll.poll(timeout_ms))
+        with socket.socket(fileno=os.dup(self._descriptor)) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, POLL_MS * 1000))
 
     def send(self, message: object) -> None:
         file, buffers = io.BytesIO(), list[memoryview]()
         _Pickler(file, buffers, self._reducer).dump(message)
         body = file.getbuffer()
         sizes = [body.nbytes, *(b.nbytes for b in buffers)]
-        frame = struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
-        pending = [memoryview(frame), body, *buffers]
+        pending = [memoryview(_COUNT.pack(len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes)), body, *buffers]
         while pending:
             written = os.writev(self._descriptor, pending)
             while pending and written >= pending[0].nbytes:
@@ -82,22 +83,65 @@ class _Wire:
             if written:
                 pending[0] = pending[0][written:]
 
-    def receive(self) -> Any:
-        (count,) = struct.unpack("<I", self._read(4))
-        sizes = struct.unpack(f"<{count}Q", self._read(8 * count))
-        body = self._read(sizes[0])
-        return pickle.loads(body, buffers=[self._read(size) for size in sizes[1:]])
+    def receive(self, alive: Callable[[], bool]) -> Any:
+        """Return the next message.
 
-    def _read(self, size: int) -> memoryview:
-        # numpy gives memory that is not cleared first: it is about to be overwritten anyway.
-        whole = memoryview(np.empty(size, np.uint8).data)
+        Args:
+            alive: asked now and then while nothing comes.
+
+        Raises:
+            EOFError: the other side is gone.
+        """
+        first = self._first(alive)
+        at = _COUNT.size
+        (count,) = _COUNT.unpack_from(self._more(first, at))
+        sizes_end = at + 8 * count
+        first = self._more(first, sizes_end)
+        sizes = struct.unpack_from(f"<{count}Q", first, at)
+        body_end = sizes_end + sizes[0]
+        first = self._more(first, body_end)
+        buffers, rest = [], memoryview(first)[body_end:]
+        for size in sizes[1:]:
+            # numpy gives memory that is not cleared first: it is about to be overwritten anyway.
+            whole = memoryview(np.empty(size, np.uint8).data)
+            here = rest[:size]
+            whole[: len(here)] = here
+            rest = rest[size:]
+            self._fill(whole[len(here) :])
+            buffers.append(whole)
+        return pickle.loads(memoryview(first)[sizes_end:body_end], buffers=buffers)
+
+    def _first(self, alive: Callable[[], bool]) -> bytes:
+        while True:
+            try:
+                data = os.read(self._descriptor, READ_BYTES)
+            except BlockingIOError:
+                if not alive():
+                    raise EOFError from None
+                continue
+            if not data:
+                raise EOFError
+            return data
+
+    def _more(self, data: bytes, size: int) -> bytes:
+        """Return `data`, read on until it has `size` bytes."""
+        if len(data) >= size:
+            return data
+        rest = memoryview(np.empty(size - len(data), np.uint8).data)
+        self._fill(rest)
+        return data + rest
+
+    def _fill(self, whole: memoryview) -> None:
         at = 0
-        while at < size:
-            got = os.readv(self._descriptor, [whole[at:]])
+        while at < len(whole):
+            try:
+                got = os.readv(self._descriptor, [whole[at:]])
+            except BlockingIOError:
+                # In the middle of a message the sender is busy writing it, or dead, which reads as its end.
+                continue
             if got == 0:
                 raise EOFError
             at += got
-        return whole
 
     def close(self) -> None:
         self._connection.close()
@@ -123,10 +167,7 @@ def _child_main(
         broken = error
     try:
         while True:
-            while not wire.ready(POLL_MS):
-                if os.getppid() != parent:
-                    return
-            task = wire.receive()
+            task = wire.receive(lambda: os.getppid() == parent)
             if task is None:
                 return
             begin_cpu_s = time.process_time()
@@ -233,15 +274,11 @@ class ProcessPool:
         """
         try:
             child.wire.send((item,))
-            while not child.wire.ready(POLL_MS):
-                if cancelled():
-                    child.usable = False
-                    raise WorkerDied("stopped while the stage was closed")
-                if not child.process.is_alive() and not child.wire.ready(0):
-                    raise EOFError
-            ok, value, rest = child.wire.receive()
+            ok, value, rest = child.wire.receive(lambda: child.process.is_alive() and not cancelled())
         except (EOFError, ConnectionError) as error:
             child.usable = False
+            if cancelled():
+                raise WorkerDied("stopped while the stage was closed") from error
             child.process.join(QUIT_S)
             raise WorkerDied(
                 f"worker process {child.process.pid} died while computing an item (exit code "

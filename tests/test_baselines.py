@@ -1,0 +1,365 @@
+"""The policies: what they choose on a machine whose best allocation is known, and when they keep still."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work, best_static
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from intune_callbacks.agent.baselines import ClosedForm, EvenSplit, HillClimb, ModelJump, make_policy
+from intune_callbacks.agent.fitter import Fitter, Measured
+from intune_callbacks.agent.model import StageFit, plan, predict
+from intune_callbacks.config import POLICIES, TunerConfig
+from intune_callbacks.errors import ConfigError
+from intune_callbacks.tuner import Tuner
+from intune_callbacks.types import Policy, Stage
+
+FIVE = {"read": 0.14, "shuffle": 0.117, "decode": 0.423, "batch": 0.28, "copy": 0.04}
+
+
+def five_stages(cpus: float, seconds: float = 0.5, cv: float = 0.9, **changes: float) -> FakePipeline:
+    """Five stages, evenly split over `cpus`, with the shares of a recommendation pipeline."""
+    each = max(1, int(cpus // 5))
+    work = {
+        name: Work(seconds * share, cv=cv if name == "decode" else 0.1, workers=each, window=each, high=256)
+        for name, share in FIVE.items()
+    }
+    return FakePipeline({n: replace(w, **changes) for n, w in work.items()}, FakeMachine(cpus))  # type: ignore[arg-type]
+
+
+def tuner_of(pipeline: FakePipeline, policy: Policy | None = None, **config: object) -> Tuner:
+    machine = pipeline.machine
+    return Tuner(pipeline, TunerConfig(**config), policy=policy, probe=machine, clock=machine.clock())  # type: ignore[arg-type]
+
+
+def fraction_of_best(loop: FakeLoop) -> float:
+    demand = 1.0 / loop.model_s if loop.model_s else math.inf
+    return loop.throughput / min(best_static(loop.pipeline), demand)
+
+
+# -- the fitted model ----------------------------------------------------------------------------------------------
+
+
+def test_plan_is_the_closed_form() -> None:
+    fits = {"a": StageFit(1.0, 0.03, 0.03), "b": StageFit(2.0, 0.04, 0.04)}
+    stages = [Stage("a", "cpu", "workers", 1, 64, 8), Stage("b", "cpu", "workers", 1, 64, 8)]
+    wanted = plan(fits, stages, cpus=11.0, demand=math.inf)
+    # .11 CPU seconds a batch on 11 CPUs: 100 batches/s, which keeps 3 and 8 workers busy.
+    assert wanted.rate == pytest.approx(100.0)
+    assert wanted.allocation == {"a": 3, "b": 8}
+    assert wanted.limit == "the CPUs"
+
+
+def test_plan_gives_waiting_stages_workers_but_no_cpus() -> None:
+    fits = {"read": StageFit(1.0, 0.1, 0.0), "decode": StageFit(1.0, 0.02, 0.02)}
+    stages = [Stage("read", "io", "workers", 1, 64, 8), Stage("decode", "cpu", "workers", 1, 64, 8)]
+    assert plan(fits, stages, cpus=2.0, demand=math.inf).allocation == {"read": 10, "decode": 2}
+
+
+def test_plan_stops_at_the_models_demand() -> None:
+    fits = {"a": StageFit(1.0, 0.1, 0.1)}
+    wanted = plan(fits, [Stage("a", "cpu", "workers", 1, 64, 1)], cpus=64.0, demand=40.0)
+    assert wanted.rate == pytest.approx(50.0)
+    assert (wanted.allocation["a"], wanted.limit) == (5, "the model")
+
+
+def test_plan_does_not_pile_workers_on_a_lock() -> None:
+    fits = {"a": StageFit(1.0, 0.1, 0.1, serial=1.0)}
+    wanted = plan(fits, [Stage("a", "cpu", "workers", 1, 64, 16)], cpus=64.0, demand=math.inf)
+    assert wanted.allocation["a"] == 1
+    assert wanted.limit == "stage 'a'"
+
+
+def test_windows_are_wide_for_irregular_work_and_depths_small() -> None:
+    stages = [
+        Stage("a", "cpu", "workers", 1, 64, 4),
+        Stage("a.window", "memory", "items", 1, 512, 4, window_of="a"),
+        Stage("prefetch", "memory", "items", 1, 64, 2),
+    ]
+    for cv, least, most in ((0.0, 2.0, 2.5), (0.9, 3.5, 4.5), (5.0, 5.9, 6.1)):
+        wanted = plan({"a": StageFit(1.0, 0.1, 0.1, cv=cv)}, stages, cpus=16.0, demand=math.inf).allocation
+        assert least <= wanted["a.window"] / wanted["a"] <= most
+        assert 2 <= wanted["prefetch"] <= 8
+
+
+def test_a_narrow_window_costs_throughput_only_when_work_is_irregular() -> None:
+    stages = [
+        Stage("a", "cpu", "workers", 1, 64, 32),
+        Stage("a.window", "memory", "items", 1, 512, 32, window_of="a"),
+    ]
+    regular, rough = ({"a": StageFit(1.0, 0.1, 0.0, cv=cv)} for cv in (0.0, 0.95))
+    assert predict(regular, stages, {}, 32.0, math.inf) == pytest.approx(320.0)
+    assert predict(rough, stages, {}, 32.0, math.inf) == pytest.approx(0.56 * 320.0, rel=0.03)
+    assert predict(rough, stages, {"a.window": 128}, 32.0, math.inf) == pytest.approx(0.98 * 320.0, rel=0.03)
+
+
+@given(st.floats(0.0, 1.0), st.floats(1e-3, 1.0), st.integers(1, 60))
+def test_workers_for_is_the_inverse_of_capacity(serial: float, work_s: float, workers: int) -> None:
+    fit = StageFit(1.0, work_s, work_s, serial=serial)
+    if serial < 0.999:
+        assert fit.workers_for(fit.capacity(workers)) == pytest.approx(workers, rel=1e-3)
+
+
+def test_a_serial_part_is_learnt_from_two_numbers_of_workers() -> None:
+    machine = FakeMachine(cpus=64.0)
+    pipeline = FakePipeline({"a": Work(0.1, cpu_share=0.2, serial=0.5, workers=2, window=8)}, machine)
+    loop, fitter = FakeLoop(pipeline), Fitter()
+    fitter.learn(loop.observe())
+    assert fitter.fits()["a"].serial == 0.0
+    pipeline.resize({"a": 8, "a.window": 32})
+    fitter.learn(loop.observe())
+    assert fitter.fits()["a"].serial == pytest.approx(0.5, abs=0.05)
+    assert fitter.fits()["a"].work_s == pytest.approx(0.1, rel=0.1)
+
+
+def test_contention_does_not_make_the_work_look_bigger() -> None:
+    machine = FakeMachine(cpus=4.0)
+    pipeline = FakePipeline(
+        {"a": Work(0.1, workers=32, window=64), "b": Work(0.05, 0.5, workers=32, window=64)}, machine
+    )
+    loop, fitter = FakeLoop(pipeline), Fitter()
+    seen = loop.observe()
+    assert seen.rates["a"].service_s > 0.3  # eight times the work there are CPUs for
+    fitter.learn(seen)
+    assert fitter.fits()["a"].work_s == pytest.approx(0.1, rel=0.1)
+
+
+def test_other_work_is_forgotten() -> None:
+    pipeline = FakePipeline({"a": Work(0.02, cpu_share=0.1, workers=4, window=16)}, FakeMachine(cpus=64.0))
+    loop, fitter = FakeLoop(pipeline), Fitter()
+    for _ in range(20):
+        fitter.learn(loop.observe())
+    pipeline.work["a"] = replace(pipeline.work["a"], service_s=0.06)
+    fitter.learn(loop.observe())
+    assert fitter.fits()["a"].work_s == pytest.approx(0.06, rel=0.05)
+
+
+def test_measured_noise_shrinks_with_windows() -> None:
+    pipeline = FakePipeline({"a": Work(0.1, cv=0.8)}, FakeMachine())
+    loop = FakeLoop(pipeline)
+    short, long = Measured({}), Measured({})
+    for i in range(9):
+        seen = loop.observe(10)
+        long.add(seen)
+        if not i:
+            short.add(seen)
+    assert long.noise < short.noise / 2
+
+
+# -- ModelJump -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cpus", [8.0, 32.0, 128.0])
+def test_model_jump_reaches_the_best_from_an_even_split(cpus: float) -> None:
+    loop = FakeLoop(five_stages(cpus))
+    assert fraction_of_best(loop) < 0.5
+    decisions = loop.run(tuner_of(loop.pipeline), seconds=30.0)
+    assert fraction_of_best(loop) >= 0.97
+    assert sum(d.applied for d in decisions) <= 4
+    assert decisions[-1].settled
+
+
+works = st.builds(
+    Work,
+    service_s=st.floats(0.02, 0.5),
+    cpu_share=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    serial=st.sampled_from([0.0, 0.0, 0.0, 0.3, 1.0]),
+    cv=st.sampled_from([0.0, 0.3, 0.9]),
+    items_per_batch=st.sampled_from([0.25, 1.0, 4.0]),
+    workers=st.integers(1, 4),
+    window=st.integers(4, 8),
+    high=st.just(32),
+)
+
+
+# Without the phase that explains: it traces every line of a thousand virtual batches.
+@settings(
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+)
+@given(
+    work=st.lists(works, min_size=1, max_size=5),
+    cpus=st.sampled_from([2.0, 4.0, 8.0, 32.0, 64.0]),
+    model_s=st.sampled_from([0.0, 0.0, 0.03, 0.3]),
+    seed=st.integers(0, 1000),
+)
+def test_model_jump_gets_near_the_best_of_any_pipeline(
+    work: list[Work], cpus: float, model_s: float, seed: int
+) -> None:
+    pipeline = FakePipeline({f"s{i}": w for i, w in enumerate(work)}, FakeMachine(cpus), seed=seed)
+    loop = FakeLoop(pipeline, model_s=model_s, seed=seed)
+    found = loop.throughput
+    tuner = tuner_of(pipeline)
+    while len(loop.decisions) < 40:
+        loop.run(tuner, seconds=60.0, until=lambda: len(loop.decisions) >= 40)
+    assert tuner.frozen is None
+    assert fraction_of_best(loop) >= 0.93
+    assert loop.throughput >= 0.95 * found  # what was lost by less than 3 % and noise is kept
+
+
+def test_model_jump_follows_the_machine_without_a_restart() -> None:
+    pipeline = five_stages(32.0)
+    loop = FakeLoop(pipeline)
+    tuner = tuner_of(pipeline)
+    for cpus in (32.0, 64.0, 32.0):
+        pipeline.machine.cpus = cpus
+        decisions = loop.run(tuner, seconds=20.0)
+        assert fraction_of_best(loop) >= 0.95
+        busy = sum(pipeline.values[name] for name in FIVE)
+        assert busy <= cpus + len(FIVE) + 1
+        if tuner.summary()["changes"] > 3:
+            assert decisions[0].applied, "the first decision after the resize jumps"
+            assert f"to {cpus:g} CPUs" in decisions[0].reason
+
+
+def test_model_jump_leaves_a_compute_bound_loop_alone() -> None:
+    pipeline = five_stages(8.0)
+    loop = FakeLoop(pipeline, model_s=1.5 / pipeline.supply())
+    tuner = tuner_of(pipeline)
+    loop.run(tuner, seconds=300.0)
+    assert pipeline.resizes == []
+    assert loop.decisions[-1].settled
+
+
+def test_model_jump_feeds_the_model_and_no_more() -> None:
+    pipeline = five_stages(64.0, seconds=0.4)
+    loop = FakeLoop(pipeline, model_s=0.02)
+    loop.run(tuner_of(pipeline), seconds=30.0)
+    assert loop.throughput == pytest.approx(50.0)
+    # 50 batches/s at .4 CPU seconds are 20 CPUs; a margin, not all 64.
+    assert sum(pipeline.values[name] for name in FIVE) <= 40
+
+
+def test_model_jump_takes_back_what_the_model_got_wrong() -> None:
+    """More than eight workers thrash: no fit of a smooth curve sees that coming."""
+
+    class Thrashing(FakePipeline):
+        def capacity(self, name: str, values: object) -> float:
+            good = super().capacity(name, values)  # type: ignore[arg-type]
+            return good * (0.1 if values[name] > 8 else 1.0)  # type: ignore[index]
+
+    pipeline = Thrashing({"read": Work(0.1, cpu_share=0.01, workers=8, window=32)}, FakeMachine(8.0))
+    loop = FakeLoop(pipeline)
+    decisions = loop.run(tuner_of(pipeline), seconds=20.0)
+    assert any(d.after["read"] > 8 for d in decisions)
+    assert any("undone: throughput fell to 0." in d.reason for d in decisions)
+    assert pipeline.values["read"] == 8
+    assert pipeline.values["read.window"] == 32
+
+
+def test_model_jump_wakes_on_a_lasting_drop_and_not_on_a_short_one() -> None:
+    pipeline = five_stages(32.0)
+    loop = FakeLoop(pipeline)
+    tuner = tuner_of(pipeline)
+    loop.run(tuner, seconds=15.0)
+    held = dict(pipeline.values)
+    heavy = pipeline.work["copy"]
+    pipeline.work["copy"] = replace(heavy, service_s=0.3)
+    loop.run(tuner, seconds=1.5)
+    pipeline.work["copy"] = heavy
+    loop.run(tuner, seconds=10.0)
+    assert pipeline.values == held
+
+    pipeline.work["copy"] = replace(heavy, service_s=0.3)
+    decisions = loop.run(tuner, seconds=15.0)
+    assert any("woken" in d.reason for d in decisions)
+    assert fraction_of_best(loop) >= 0.95
+
+
+def test_model_jump_looks_again_less_and_less_often() -> None:
+    pipeline = five_stages(8.0)
+    loop = FakeLoop(pipeline)
+    policy = ModelJump()
+    loop.run(tuner_of(pipeline, policy), seconds=400.0)
+    # 30 + 60 + 120 + 240 s.
+    assert 4 <= math.log2(policy.state_dict()["timer_s"] / 30.0) + 1 <= 5
+
+
+def test_idle_process_workers_are_given_back_slowly_and_threads_are_not() -> None:
+    for worker_bytes, fewer in ((0.2 * GB, True), (0.0, False)):
+        pipeline = FakePipeline(
+            {"decode": Work(0.01, workers=16, window=64, worker_bytes=worker_bytes)}, FakeMachine(cpus=32.0)
+        )
+        loop = FakeLoop(pipeline, model_s=0.05)
+        loop.run(tuner_of(pipeline), seconds=25.0)
+        assert pipeline.values["decode"] == 16, "not at once"
+        loop.run(tuner_of(pipeline), seconds=600.0)
+        assert (pipeline.values["decode"] < 16) is fewer
+        assert pipeline.values["decode"] >= 1
+        assert loop.throughput == pytest.approx(20.0)
+
+
+def test_a_batch_every_few_seconds_is_tuned_too() -> None:
+    pipeline = FakePipeline({"decode": Work(8.0, workers=1, window=4, items_per_batch=1.0)}, FakeMachine(cpus=8.0))
+    loop = FakeLoop(pipeline)
+    loop.run(tuner_of(pipeline), seconds=400.0)
+    assert fraction_of_best(loop) >= 0.93
+
+
+# -- the others ----------------------------------------------------------------------------------------------------
+
+
+def test_even_split_follows_the_size() -> None:
+    pipeline = five_stages(10.0)
+    loop = FakeLoop(pipeline)
+    tuner = tuner_of(pipeline, EvenSplit())
+    loop.run(tuner, seconds=10.0)
+    assert {pipeline.values[name] for name in FIVE} == {2}
+    pipeline.machine.cpus = 40.0
+    loop.run(tuner, seconds=10.0)
+    assert {pipeline.values[name] for name in FIVE} == {8}
+    assert {pipeline.values[f"{name}.window"] for name in FIVE} == {16}
+
+
+def test_closed_form_gets_near_the_best_and_stays() -> None:
+    pipeline = five_stages(32.0)
+    loop = FakeLoop(pipeline)
+    loop.run(tuner_of(pipeline, ClosedForm()), seconds=30.0)
+    assert fraction_of_best(loop) >= 0.95
+    before = len(pipeline.resizes)
+    loop.run(tuner_of(pipeline, ClosedForm()), seconds=30.0)
+    assert len(pipeline.resizes) <= before + 1
+
+
+def test_hill_climb_climbs_and_never_ends_below_its_start() -> None:
+    pipeline = five_stages(8.0)
+    loop = FakeLoop(pipeline)
+    start = loop.throughput
+    loop.run(tuner_of(pipeline, HillClimb()), seconds=200.0)
+    assert loop.throughput > 1.5 * start
+    decisions = [d for d in loop.decisions if d.applied]
+    assert any("taken back" in d.reason for d in decisions)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_policy_grows_a_compute_bound_pipeline(name: str) -> None:
+    if name == "even":
+        pytest.skip("the even split does not look at the load")
+    pipeline = five_stages(8.0)
+    loop = FakeLoop(pipeline, model_s=2.0 / pipeline.supply())
+    loop.run(tuner_of(pipeline, make_policy(name)), 60.0)
+    assert pipeline.resizes == []
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_state_goes_through_json_and_back(name: str) -> None:
+    pipeline = five_stages(8.0)
+    policy = make_policy(name)
+    FakeLoop(pipeline).run(tuner_of(pipeline, policy), seconds=10.0)
+    state = json.loads(json.dumps(policy.state_dict()))
+    again = make_policy(name)
+    again.load_state_dict(state)
+    assert json.loads(json.dumps(again.state_dict())) == state
+
+
+def test_make_policy_names_the_nearest() -> None:
+    assert [make_policy(name).name for name in POLICIES] == list(POLICIES)
+    with pytest.raises(ConfigError, match="did you mean 'hill-climb'"):
+        make_policy("hillclimb")

@@ -1,0 +1,273 @@
+"""The emulated machine against theory, the shared output, and a short run of every benchmark."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import output
+from benchmarks.emulated import SHARES, VirtualMachine, irregular, water_fill
+
+
+def busy(machine: VirtualMachine, threads: int, calls: int, seconds: float) -> float:
+    """Run `calls` calls in each of `threads` threads and return the wall seconds it took."""
+    workers = [
+        threading.Thread(target=lambda: [machine.compute("work", seconds) for _ in range(calls)])
+        for _ in range(threads)
+    ]
+    begin = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    return time.perf_counter() - begin
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1, 3), (4, 2), (4, 12), (8, 32)])
+def test_machine_gives_what_its_cpus_can(cpus: int, threads: int) -> None:
+    machine = VirtualMachine(cpus)
+    took = busy(machine, threads, 6, 0.02)
+    # Work-conserving: the calls of `threads` threads share min(cpus, threads) CPUs.
+    ideal = threads * 6 * 0.02 / min(cpus, threads)
+    usage = machine.usage()
+    assert ideal <= took < ideal * 1.15 * max(1.0, usage.sleep_inflation)
+    assert usage.calls == threads * 6
+    assert usage.asked_s == pytest.approx(threads * 6 * 0.02)
+    assert usage.held_s >= usage.asked_s
+
+
+def test_pipeline_of_one_worker_each_runs_at_its_slowest_stage() -> None:
+    machine, work_s = VirtualMachine(8), 0.2
+    made: list[float] = []
+
+    def stage(share: float, taken: threading.Semaphore, given: threading.Semaphore, last: bool) -> None:
+        for _ in range(12):
+            taken.acquire()
+            machine.compute("stage", work_s * share)
+            given.release()
+            if last:
+                made.append(time.perf_counter())
+
+    gates = [threading.Semaphore(12), *(threading.Semaphore(0) for _ in SHARES)]
+    threads = [
+        threading.Thread(target=stage, args=(share, gates[i], gates[i + 1], i == len(SHARES) - 1))
+        for i, share in enumerate(SHARES.values())
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    interval = statistics.median(b - a for a, b in itertools.pairwise(made[2:]))
+    assert interval == pytest.approx(work_s * max(SHARES.values()), rel=0.08)
+
+
+def test_machine_grows_and_shrinks_under_way() -> None:
+    machine = VirtualMachine(1)
+    threading.Timer(0.1, machine.resize, [8]).start()
+    # 16 calls of 25 ms: four fit into the first 100 ms on one CPU, the other twelve into two rounds on eight.
+    took = busy(machine, 16, 1, 0.025)
+    assert 0.125 <= took < 0.25
+    machine.resize(2)
+    assert busy(machine, 8, 1, 0.02) >= 4 * 0.02
+    assert machine.probe().read().cpus == 2.0
+    assert machine.usage().utilisation <= 1.0
+
+
+def test_virtual_cpu_time_belongs_to_the_thread_that_held_the_cpu() -> None:
+    machine = VirtualMachine(1)
+    seen: dict[str, float] = {}
+
+    def work(name: str, seconds: float) -> None:
+        machine.compute(name, seconds)
+        seen[name] = machine.clock.cpu()
+
+    threads = [threading.Thread(target=work, args=pair) for pair in (("short", 0.02), ("long", 0.06))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    # One of them waited for the other: that wait is wall time and no CPU time.
+    assert 0.02 <= seen["short"] < 0.05
+    assert 0.06 <= seen["long"] < 0.09
+    assert machine.thread_time() == 0.0
+    assert machine.stage_seconds() == {"short": 0.02, "long": 0.06}
+
+
+def test_zero_cpus_are_refused() -> None:
+    with pytest.raises(ValueError, match="cpus=0: a virtual machine needs at least 1 CPU"):
+        VirtualMachine(0)
+    machine = VirtualMachine(1)
+    with pytest.raises(ValueError, match="at least 1 CPU"):
+        machine.resize(0)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.3, 0.8])
+def test_irregular_costs_have_mean_one_and_the_asked_spread(sigma: float) -> None:
+    import math
+
+    factors = [irregular(7, index, sigma) for index in range(20_000)]
+    assert statistics.fmean(factors) == pytest.approx(1.0, abs=0.03)
+    assert statistics.pstdev(math.log(factor) for factor in factors) == pytest.approx(sigma, abs=0.02)
+
+
+def test_irregular_costs_depend_on_seed_and_item_only() -> None:
+    assert irregular(1, 5, 0.8) == irregular(1, 5, 0.8)
+    assert len({irregular(seed, index, 0.8) for seed in range(8) for index in range(64)}) == 8 * 64
+
+
+def test_water_filling_is_the_best_split() -> None:
+    assert water_fill(32, SHARES) == {"disk": 5, "shuffle": 4, "udf": 13, "batch": 8, "prefetch": 2}
+    assert water_fill(3, SHARES) == dict.fromkeys(SHARES, 1)
+
+
+def test_output_has_the_agreed_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "deep" / "file.json"
+    output.write("name", [{"a": 1.23456, "b": None}, {"a": 2.0, "c": {"x": 1}}], 3, path)
+    written = json.loads(path.read_text())
+    assert list(written) == ["benchmark", "versions", "seed", "rows"]
+    assert written["benchmark"] == "name"
+    assert written["seed"] == 3
+    assert written["rows"] == [{"a": 1.23456, "b": None}, {"a": 2.0, "c": {"x": 1}}]
+    assert written["versions"]["python"].startswith("3.")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["a", "b", "c"]
+    assert lines[1].split() == ["1.23", "-", "-"]
+    assert lines[2].split() == ["2", "-", "x=1"]
+
+
+def test_lists_of_numbers_on_the_command_line() -> None:
+    assert output.numbers("8,32,64") == [8, 32, 64]
+    with pytest.raises(argparse.ArgumentTypeError, match="expected positive integers separated by commas, got 'x'"):
+        output.numbers("8,x")
+    assert output.words("a, b,") == ["a", "b"]
+
+
+def test_differences_are_counted() -> None:
+    from benchmarks.exactness import Differences, compare
+
+    expected = [10, 11, 12, 13]
+    assert compare([10, 11, 12, 13], expected) == Differences(4, 0, 0, 0)
+    assert compare([10, 12, 13], expected) == Differences(3, 1, 0, 0)
+    assert compare([10, 11, 11, 12, 13], expected) == Differences(5, 0, 1, 0)
+    assert compare([10, 12, 11, 13], expected) == Differences(4, 0, 0, 1)
+    assert compare([10, 11, 12, 99], expected) == Differences(4, 1, 1, 0)
+    assert compare([], expected) == Differences(0, 4, 0, 0)
+
+
+def test_an_adapter_that_reorders_is_caught() -> None:
+    from collections.abc import Iterator
+    from random import Random
+
+    from benchmarks.exactness import exact, stress
+    from benchmarks.exactness_cases import Adapter, nodes
+
+    class Hasty:
+        def __init__(self, items: int) -> None:
+            self.items = items
+
+        def start(self) -> Iterator[object]:
+            import torch
+
+            order = [1, 0, *range(2, self.items)]
+            return iter([torch.full((3,), item) for item in order])
+
+        def change(self, choices: Random) -> None:
+            return None
+
+        def close(self) -> None:
+            return None
+
+    row = stress(Adapter("hasty", 1, lambda n, s: Hasty(n), lambda n, s: nodes(n, 0), False), 100, 0)
+    assert row["out_of_order"] > 0
+    assert not exact({"rows": [row]})
+
+
+def test_every_adapter_is_exact_under_a_few_resizes() -> None:
+    from benchmarks.exactness import exact, main
+    from benchmarks.exactness_cases import ADAPTERS
+
+    result = main(["--quick", "--seed", "5"])
+    assert [row["adapter"] for row in result["rows"]] == [adapter.name for adapter in ADAPTERS]
+    assert all(row["items"] and row["resizes"] for row in result["rows"])
+    assert exact(result)
+
+
+def test_time_to_a_throughput_is_judged_over_a_window() -> None:
+    from benchmarks.live_cases import Delivery
+    from benchmarks.live_torch import seconds_to
+
+    # One batch a second for 10 s, then ten a second; batches of half the mean work count half.
+    slow = [Delivery(float(i), 1.0) for i in range(1, 11)]
+    fast = [Delivery(10.0 + i / 10, 1.0) for i in range(1, 101)]
+    reached = seconds_to(9.0, slow + fast, 0.0, 1.0, 2.0)
+    assert reached == pytest.approx(11.8, abs=0.3)
+    assert seconds_to(9.0, slow + fast, 5.0, 1.0, 2.0) == pytest.approx(6.8, abs=0.3)
+    assert seconds_to(9.0, slow, 0.0, 1.0, 2.0) is None
+    halves = [Delivery(delivery.at_s, 0.5) for delivery in slow + fast]
+    assert seconds_to(9.0, halves, 0.0, 1.0, 2.0) is None
+
+
+def test_search_tries_oversubscription_and_windows() -> None:
+    from benchmarks.live_cases import Case
+    from benchmarks.live_search import Plan, candidates
+    from intune_callbacks.types import Stage
+
+    stages = [Stage(name, "cpu", "workers", 1, 99, 1) for name in SHARES]
+    stages += [Stage(f"{name}.window", "memory", "items", 1, 999, 2, window_of=name) for name in SHARES]
+    tried = candidates(stages, Case("torchdata", 32, 1.0, 0.8, 0), Plan())
+    assert tried["1x water-fill, window 2x"]["udf"] == 13
+    assert tried["1x water-fill, window 2x"]["udf.window"] == 26
+    assert all(tried["N each, window 4x"][name] == 32 for name in SHARES)
+    assert len({tuple(allocation.items()) for allocation in tried.values()}) == len(tried)
+
+
+@pytest.mark.parametrize("pipeline", ["torchdata", "dataloader"])
+def test_live_run_tunes_a_real_pipeline(pipeline: str) -> None:
+    from benchmarks.live_cases import Case
+    from benchmarks.live_search import Plan
+    from benchmarks.live_torch import run
+
+    plan = Plan(0.3, 0.7, 0.3, 0.7, 4.0, 1.0, 0, 1.0, 0.2, (1.0,), (2.0,), ())
+    rows = run([Case(pipeline, 4, 0.1, 0.3, 0)], ["model-jump"], plan, jobs=0)
+    by_policy: dict[str, dict[str, Any]] = {row["policy"]: row for row in rows}
+    wanted = {"pipeline", "cpus", "policy", "throughput", "best_static", "fraction_of_best", "fraction_of_fluid"}
+    assert all(wanted | {"seconds_to_95"} <= set(row) for row in rows)
+    tuned, start = by_policy["model-jump"], by_policy["start, no tuner"]
+    assert "frozen" not in tuned
+    assert tuned["throughput"] > 1.2 * start["throughput"]
+    # No pipeline is faster than its machine, beyond what was already in the buffers.
+    assert tuned["fraction_of_fluid"] < 1.15
+
+
+def test_overhead_rows() -> None:
+    from benchmarks.overhead import main
+
+    rows = main(["--quick", "--repeats", "1"])["rows"]
+    assert all({"what", "us", "ratio_to_stock"} <= set(row) for row in rows)
+    kinds = [row["what"].split(",")[0] for row in rows]
+    assert kinds.count("ParallelMapper thread") == 2
+    assert "DataLoader process" in kinds
+    assert any(row["what"].startswith("callback tune") for row in rows)
+    assert all(row["us"] > 0 for row in rows if not row["what"].startswith("callback"))
+
+
+def test_turns_are_taken_in_pairs() -> None:
+    from benchmarks.overhead import side_by_side
+
+    turns: list[str] = []
+    values = {"ours": iter([2.0, 4.0, 60.0]), "stock": iter([1.0, 4.0, 20.0])}
+
+    def turn(who: str) -> float:
+        turns.append(who)
+        return next(values[who])
+
+    assert side_by_side(lambda: turn("ours"), lambda: turn("stock"), 3) == (4.0, 4.0, 2.0)
+    assert turns == ["ours", "stock", "stock", "ours", "ours", "stock"]

@@ -1,0 +1,82 @@
+"""The `intune` command: what it prints, what it writes, how it exits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import recipes
+from intune_callbacks import __version__, cli
+
+
+def test_ls_names_every_recipe_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ls"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(recipes.names())
+    assert "Criteo" in lines[recipes.names().index("dlrm-lightning")]
+
+
+def test_cp_copies_and_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "mine.yaml"
+    assert cli.main(["cp", "dlrm-lightning", str(copy)]) == 0
+    assert copy.read_bytes() == recipes.source("dlrm-lightning").read_bytes()
+    copy.write_text("mine")
+    assert cli.main(["cp", "dlrm-lightning", str(copy)]) == 1
+    assert "--force" in capsys.readouterr().err
+    assert copy.read_text() == "mine"
+    assert cli.main(["cp", "dlrm-lightning", str(copy), "--force"]) == 0
+    assert copy.read_text() != "mine"
+
+
+def test_unknown_recipe_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "dlrm-lighting"]) == 2
+    assert "did you mean 'dlrm-lightning'" in capsys.readouterr().err
+
+
+def test_dry_run_prints_what_is_in_force(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("yaml")
+    monkeypatch.setenv("INTUNE_MODE", "observe")
+    assert cli.main(["run", "dlrm-lightning", "intune.mode=advise", "batch_size=96", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "mode in force: observe (from INTUNE_MODE)" in printed
+    assert "batch_size: 96" in printed
+
+
+def test_wrong_keys_end_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("yaml")
+    assert cli.main(["run", "dlrm-lightning", "batchsize=96", "seed=x", "--dry-run"]) == 2
+    printed = capsys.readouterr().err
+    assert "2 problems" in printed
+    assert "did you mean 'batch_size'" in printed
+    assert "Traceback" not in printed
+
+
+def test_without_yaml_the_error_is_the_line_to_type(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "yaml", None)
+    assert cli.main(["run", "dlrm-lightning", "--dry-run"]) == 2
+    assert "pip install 'intune-callbacks[dlrm]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["tune"], ["run"], ["cp", "dlrm-lightning"]])
+def test_wrong_command_line_exits_with_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(words)
+    assert exit_.value.code == 2
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert __version__ in capsys.readouterr().out
+
+
+def test_interrupt_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(name: str) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipes, "source", interrupted)
+    assert cli.main(["run", "dlrm-lightning"]) == 130
+    assert "interrupted" in capsys.readouterr().err

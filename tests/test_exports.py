@@ -1,0 +1,70 @@
+"""What a module says it offers is what it offers, and the version is the one the changelog speaks of."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import intune_callbacks
+
+ROOT = Path(intune_callbacks.__file__).parent.parent
+FILES = sorted(f for part in ("intune_callbacks", "recipes", "dlrm_examples") for f in (ROOT / part).rglob("*.py"))
+
+
+def exported(tree: ast.Module) -> list[str] | None:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"]:
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+def bound(tree: ast.Module) -> set[str]:
+    """Return the names a module binds at its top level."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+    for statement in tree.body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(statement.name)
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            names |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return names
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.relative_to(ROOT).as_posix())
+def test_all_is_reality(file: Path) -> None:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    names = exported(tree)
+    if names is None:
+        assert file.name in ("__init__.py", "__main__.py"), "no __all__"
+        assert len(tree.body) <= 1, "an __init__ that does something needs __all__"
+        return
+    assert len(names) == len(set(names)), "__all__ names something twice"  # ruff keeps it sorted
+    assert set(names) <= bound(tree), "__all__ names what is not there"
+
+
+def test_no_module_uses_what_another_keeps_to_itself() -> None:
+    trees = {".".join(f.relative_to(ROOT).with_suffix("").parts): ast.parse(f.read_text("utf-8")) for f in FILES}
+    offered = {name.removesuffix(".__init__"): set(exported(tree) or ()) for name, tree in trees.items()}
+    taken = [
+        f"{name} takes {alias.name} from {node.module}"
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in offered
+        for alias in node.names
+        if alias.name not in offered[node.module] and f"{node.module}.{alias.name}" not in offered
+    ]
+    assert not taken
+
+
+def test_version_is_the_changelogs() -> None:
+    changelog = ROOT / "CHANGELOG.md"
+    if not changelog.exists():
+        pytest.skip("the changelog is only in the repository")
+    head = re.search(r"^## \[(.+?)\]", changelog.read_text(encoding="utf-8"), re.MULTILINE)
+    assert head
+    assert head.group(1) == intune_callbacks.__version__

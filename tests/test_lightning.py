@@ -1,0 +1,376 @@
+"""InTuneCallback in a real Trainer: arguments, modes, what it measures, logs, shows, saves and leaves behind."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning_runs as runs
+import pytest
+import torch
+import torchdata.nodes as nodes
+from torch.utils.data import DataLoader
+
+from intune_callbacks import ConfigError, TunerConfig, lightning_fit
+from intune_callbacks.lightning import InTuneCallback
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2}
+LIGHTNING = runs.NAMESPACES["lightning.pytorch"]
+
+
+@pytest.fixture(params=runs.NAMESPACES)
+def namespace(request: pytest.FixtureRequest) -> Any:
+    return runs.NAMESPACES[request.param]
+
+
+def fit(callback: Any, namespace: Any = LIGHTNING, loader: Any = None, **options: Any) -> Any:
+    model = runs.make_model(namespace)
+    trainer = runs.make_trainer(namespace, callback, **options)
+    trainer.fit(model, runs.graph() if loader is None else loader)
+    return trainer
+
+
+class Memory:
+    """Keeps what a Trainer logs."""
+
+    def __init__(self, namespace: Any) -> None:
+        logged = self.logged = {}  # type: dict[int, dict[str, float]]
+
+        class Logger(namespace.loggers.Logger):  # type: ignore[misc, name-defined]
+            name, version = "memory", "0"
+
+            def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
+
+            def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+                logged.setdefault(step or 0, {}).update(metrics)
+
+        self.logger = Logger()
+
+    @property
+    def keys(self) -> set[str]:
+        return {key for metrics in self.logged.values() for key in metrics if key.startswith("intune/")}
+
+
+def slow(index: int) -> torch.Tensor:
+    time.sleep(0.003)
+    return runs.as_row(index)
+
+
+def slow_graph(rows: int = runs.ROWS) -> Any:
+    """One mapper that needs 12 ms a batch with the one worker it has."""
+    node: Any = nodes.SamplerWrapper(torch.utils.data.SequentialSampler(range(rows)))
+    node = nodes.ParallelMapper(node, slow, num_workers=1)
+    return nodes.Loader(nodes.ParallelMapper(nodes.Batcher(node, runs.BATCH), torch.stack, num_workers=1))
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_are_those_of_the_config_with_the_same_defaults() -> None:
+    parameters = inspect.signature(InTuneCallback.__init__).parameters
+    for name, field in TunerConfig.__dataclass_fields__.items():
+        if name != "mode":
+            assert parameters[name].default == field.default, name
+            assert parameters[name].annotation == field.type, name
+    given = InTuneCallback(decide_every_s=2.0, decide_every_batches=3, warmup_batches=4, memory_soft_limit=0.5, cpus=6)
+    assert given.config == TunerConfig("tune", "model-jump", 2.0, 3, 4, 0.5, 6)
+
+
+def test_all_bad_arguments_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTUNE_MODE", "tun")
+    with pytest.raises(ConfigError) as caught:
+        InTuneCallback(policy="model", warmup_batches=-1, run_dir=3, show_card="yes")  # type: ignore[arg-type]
+    assert [problem.split("=")[0] for problem in caught.value.problems] == [
+        "INTUNE_MODE",
+        "policy",
+        "warmup_batches",
+        "run_dir",
+        "show_card",
+    ]
+    assert "did you mean 'tune'?" in str(caught.value)
+
+
+def test_the_environment_wins_over_the_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTUNE_MODE", "observe")
+    callback = InTuneCallback(mode="tune")
+    assert (callback.config.mode, callback.mode_source) == ("observe", "INTUNE_MODE")
+
+
+def test_one_class_under_both_names_that_can_be_pickled() -> None:
+    callback = InTuneCallback()
+    for namespace in runs.NAMESPACES.values():
+        assert isinstance(callback, namespace.Callback)
+    assert pickle.loads(pickle.dumps(callback)).config == callback.config
+
+
+def test_no_lightning_installed_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('pytorch_lightning', 'lightning')))\n"
+        "import intune_callbacks.lightning"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "MissingPackage" in run.stderr
+    assert "pip install 'intune-callbacks[lightning]'" in run.stderr
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+
+class Spy:
+    """A callback that notes threads and the private attributes of the loops while training runs."""
+
+    def __new__(cls, namespace: Any) -> Any:
+        class Callback(namespace.Callback):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                self.threads: set[str] = set()
+                self.attributes: set[str] = set()
+
+            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+                loop = trainer.fit_loop
+                self.threads |= {thread.name for thread in threading.enumerate()}
+                self.attributes |= {f"epoch_loop.{name}" for name in vars(loop.epoch_loop)}
+                self.attributes |= {f"source.{name}" for name in vars(loop._data_source)}
+                self.attributes |= {f"loader.{name}" for x in loop._combined_loader.flattened for name in vars(x)}
+                self.attributes |= {f"iterator {type(x).__name__}" for x in loop._combined_loader._iterator.iterators}
+
+        return Callback()
+
+
+@pytest.mark.parametrize("make", [runs.shuffled, runs.graph], ids=["map", "nodes"])
+def test_off_leaves_no_trace(make: Any) -> None:
+    torch.manual_seed(0)
+    without, off, tuned = Spy(LIGHTNING), Spy(LIGHTNING), Spy(LIGHTNING)
+    runs.make_trainer(LIGHTNING, without).fit(runs.make_model(LIGHTNING), make())
+    callback = InTuneCallback(mode="off")
+    trainer = runs.make_trainer(LIGHTNING, callback, off, logger=Memory(LIGHTNING).logger)
+    trainer.fit(runs.make_model(LIGHTNING), make())
+    assert off.attributes == without.attributes
+    # torchdata names its threads Thread-<n>
+    assert {x.split("-")[0] for x in off.threads} == {x.split("-")[0] for x in without.threads}
+    assert callback.report == {}
+    assert callback.state_dict() == {}
+    assert "in" not in trainer.progress_bar_metrics
+    runs.make_trainer(LIGHTNING, InTuneCallback(), tuned).fit(runs.make_model(LIGHTNING), make())
+    assert tuned.attributes != without.attributes  # so that the comparison above means something
+
+
+@pytest.mark.parametrize("mode", ["observe", "advise"])
+def test_observe_and_advise_measure_and_change_nothing(mode: str, tmp_path: Path) -> None:
+    callback = InTuneCallback(mode=mode, run_dir=str(tmp_path), show_card=False, cpus=8.0, **EAGER)
+    fit(callback, loader=slow_graph())
+    report = callback.report
+    assert report["mode"] == mode
+    assert report["changes"] == 0
+    assert report["verdict"] == "input-bound"
+    assert report["before"]["allocation"] == report["after"]["allocation"]
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) > 3
+    advised = [decision["granted"] for decision in report["decisions"]]
+    assert any("slow" in granted for granted in advised) == (mode == "advise")
+
+
+def test_tune_feeds_a_starved_model(tmp_path: Path) -> None:
+    callback = InTuneCallback(run_dir=str(tmp_path / "run"), cpus=8.0, **EAGER | {"decide_every_s": 0.1})
+    fit(callback, loader=slow_graph(6000), max_epochs=1)
+    report = callback.report
+    assert report["changes"] >= 1
+    assert report["after"]["allocation"]["slow"] > 1
+    assert report["after"]["throughput_samples_per_s"] > 1.5 * report["before"]["throughput_samples_per_s"]
+    assert report["after"]["wait_frac"] < report["before"]["wait_frac"]
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+FETCH_S, MODEL_S, VALIDATION_S, BATCHES = 0.02, 0.01, 0.05, 12
+
+
+class Slow:
+    """Batches that take FETCH_S each, with or without a known length."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(BATCHES):
+            time.sleep(FETCH_S)
+            yield torch.ones(runs.BATCH, 2)
+
+
+class SlowSized(Slow):
+    def __len__(self) -> int:
+        return BATCHES
+
+
+@pytest.mark.parametrize("loader", [Slow, SlowSized])
+def test_wait_model_and_pauses_add_up_to_the_wall(loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        time.sleep(MODEL_S)
+        return self.layer(batch).mean()
+
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        time.sleep(VALIDATION_S)
+
+    fits: list[Any] = []
+    close = lightning_fit.Fit.close
+    monkeypatch.setattr(lightning_fit.Fit, "close", lambda self, *a: fits.append(self) or close(self, *a))
+    model = runs.make_model(LIGHTNING, training_step=training_step, validation_step=validation_step)
+    trainer = runs.make_trainer(LIGHTNING, InTuneCallback(mode="observe", show_card=False), val_check_interval=4)
+    trainer.fit(model, loader(), DataLoader(torch.zeros(1, 2)))
+    totals = fits[0].timer.read()
+    assert totals.wait_s + totals.model_s + totals.paused_s == pytest.approx(totals.wall_s, abs=1e-6)
+    # Every batch is one step, also in epochs that end by StopIteration; the first one ends the start-up, and of a
+    # loader without a length Lightning has fetched one more before training starts.
+    assert totals.steps == 2 * BATCHES - 1 - (loader is Slow)
+    assert totals.wait_s == pytest.approx(2 * BATCHES * FETCH_S, rel=0.25)
+    assert 2 * BATCHES * MODEL_S * 0.9 < totals.model_s < 2 * BATCHES * MODEL_S * 3
+    assert totals.paused_s >= 5 * VALIDATION_S  # 3 validations an epoch; the last is over at the end of the fit
+
+
+def test_samples_are_counted_wherever_the_tensor_is() -> None:
+    three = torch.zeros(3, 2)
+    for batch in (three, three.numpy(), [three], {"x": {"y": (three, 1)}}, [torch.tensor(1.0), three], ["a", three]):
+        assert lightning_fit.samples_in(batch) == 3
+    assert lightning_fit.samples_in({"text": "abc"}) == 1
+    assert lightning_fit.samples_in(None) == 1
+
+
+def test_the_cost_of_a_batch_is_under_50_us() -> None:
+    """The hooks alone, on a loader with nothing to tune: fetch hooks, batch hook, the tuner between decisions."""
+    callback = InTuneCallback(mode="tune", decide_every_s=3600.0, show_card=False)
+    spent: list[float] = []
+    stock = InTuneCallback.on_train_batch_end
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 50:
+            live = callback._fit
+            assert live is not None
+            for _ in range(5):
+                begin = time.perf_counter()
+                for _ in range(200):
+                    live._before_fetch()
+                    live._after_fetch()
+                    stock(callback, None, None, None, batch, 0)
+                spent.append((time.perf_counter() - begin) / 200)
+        return self.layer(batch).mean()
+
+    model = runs.make_model(LIGHTNING, training_step=training_step)
+    trainer = runs.make_trainer(LIGHTNING, callback, max_epochs=1)
+    trainer.fit(model, runs.shuffled(4 * 60))
+    assert min(spent) < 50e-6
+
+
+# -- what is logged, shown, saved --------------------------------------------------------------------------------------
+
+
+def test_logged_keys_are_the_documented_ones(namespace: Any) -> None:
+    memory = Memory(namespace)
+    fit(InTuneCallback(show_card=False, **EAGER), namespace, logger=memory.logger, log_every_n_steps=1)
+    documented = {line.split("``")[1] for line in (InTuneCallback.__doc__ or "").splitlines() if "``intune/" in line}
+    logged = {"/".join(key.split("/")[:2]) + ("/<stage>" if key.count("/") > 1 else "") for key in memory.keys}
+    assert logged == documented - {"intune/exposed_wait_frac"}
+    stages = {key.split("/", 2)[2] for key in memory.keys if key.startswith("intune/workers/")}
+    assert len(stages) == 2  # the two mappers of the graph
+    assert all(isinstance(value, float) for metrics in memory.logged.values() for value in metrics.values())
+
+
+def test_the_exposed_wait_is_logged_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cuda:
+        def read(self) -> float:
+            return 0.0
+
+        def fetch_begin(self) -> None: ...
+
+        batch_end = fetch_end = fetch_begin
+
+    start = lightning_fit.Fit.start
+
+    def started(self: Any, restored: Any) -> None:
+        start(self, restored)
+        self.cuda = Cuda()
+
+    monkeypatch.setattr(lightning_fit.Fit, "start", started)
+    memory = Memory(LIGHTNING)
+    fit(InTuneCallback(show_card=False, **EAGER), logger=memory.logger)
+    assert "intune/exposed_wait_frac" in memory.keys
+
+
+@pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
+def test_one_short_field_in_the_progress_bar(namespace: Any, bar: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = getattr(namespace.callbacks, bar)(refresh_rate=1)
+    model = runs.make_model(namespace)
+    callbacks = [InTuneCallback(show_card=False, **EAGER), shown]
+    trainer = runs.make_trainer(namespace, *callbacks, enable_progress_bar=True, max_epochs=1)
+    trainer.fit(model, runs.graph())
+    field = trainer.progress_bar_metrics["in"]
+    before, _, now = str(field).partition(">")
+    assert before.endswith("%")
+    assert now.endswith("%")
+    output = capsys.readouterr()
+    assert "%>" in output.out + output.err
+
+
+def test_report_history_and_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    callback = InTuneCallback(run_dir=str(tmp_path / "run"), **EAGER)
+    fit(callback)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report == json.loads(json.dumps(callback.report))
+    assert {"verdict", "before", "after", "decisions", "stages", "versions", "frozen"} <= set(report)
+    assert (report["mode"], report["mode_source"]) == ("tune", "default")
+    lines = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
+    assert len(lines) > 3
+    assert all(decision in map(json.loads, lines) for decision in report["decisions"])
+    assert capsys.readouterr().out.count("InTune") == 1
+
+
+def test_no_run_dir_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    callback = InTuneCallback(show_card=False, **EAGER)
+    fit(callback)
+    assert callback.report["steps"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_state_survives_a_checkpoint(namespace: Any, tmp_path: Path) -> None:
+    first = InTuneCallback(show_card=False, **EAGER)
+    trainer = fit(first, namespace, max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    state = torch.load(tmp_path / "end.ckpt", weights_only=True)["callbacks"][first.state_key]
+    assert state == first.state_dict() != {}
+    second = InTuneCallback(show_card=False, policy="even", **EAGER)
+    trainer = runs.make_trainer(namespace, second, max_epochs=2)
+    trainer.fit(runs.make_model(namespace), runs.graph(), ckpt_path=tmp_path / "end.ckpt", weights_only=True)
+    assert second.report["before"]["allocation"]
+    with pytest.raises(RuntimeError, match="more than one stateful callback"):
+        runs.make_trainer(namespace, InTuneCallback(), InTuneCallback())
+
+
+def test_what_cannot_be_tuned_is_reported_with_the_reason() -> None:
+    callback = InTuneCallback(show_card=False, **EAGER)
+    fit(callback, loader=runs.Batches())
+    assert callback.report["changes"] == 0
+    assert callback.report["next"].startswith("Batches is not a loader InTune knows")
+
+
+# -- what is left behind -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda: runs.shuffled(num_workers=1), runs.graph], ids=["map", "nodes"])
+def test_nothing_outlives_the_fit(make: Any, namespace: Any) -> None:
+    before = set(threading.enumerate())
+    callback, loader = InTuneCallback(show_card=False, **EAGER), make()
+    trainer = fit(callback, namespace, loader)
+    assert set(threading.enumerate()) <= before
+    assert not torch.multiprocessing.active_children()
+    loop = trainer.fit_loop
+    assert not {"_on_before_fetch", "_on_after_fetch"} & set(vars(loop.epoch_loop))
+    assert "dataloader" not in vars(loop._data_source)
+    assert "_get_iterator" not in vars(loader)
+    # and a second fit of the same objects works
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(runs.make_model(namespace), loader)
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,275 @@
+"""MachineProbe against made-up cgroup v1 and v2 trees whose numbers change while it looks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from intune_callbacks.errors import ConfigError
+from intune_callbacks.monitor import resources
+from intune_callbacks.monitor.resources import MachineProbe, cpu_clock_hz, dram_bytes_per_s
+from intune_callbacks.types import Resources
+
+GIB = 1 << 30
+TOTAL, AVAILABLE = 64 * GIB, 48 * GIB
+
+
+class NoGpu:
+    def read(self) -> float | None:
+        return None
+
+
+class Machine:
+    """A root folder with /proc, /sys and /dev, on a machine with 16 CPUs and 64 GiB."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.affinity, self.available = 16, AVAILABLE
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(self.affinity)), raising=False)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=TOTAL, available=self.available))
+        monkeypatch.setattr(resources, "dram_bytes_per_s", lambda: 2e10)
+        monkeypatch.setattr(resources, "cpu_clock_hz", lambda: 3e9)
+
+    def write(self, path: str, text: object) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+    def v2(self, path: str = "/", mount_root: str = "/") -> None:
+        self.write("proc/self/cgroup", f"0::{path}")
+        self.write(
+            "proc/self/mountinfo", f"30 24 0:26 {mount_root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup rw"
+        )
+
+    def v1(self, path: str = "/", mount_root: str = "/") -> None:
+        self.write("proc/self/cgroup", f"5:memory:{path}\n4:cpu,cpuacct:{path}\n3:cpuset:{path}\n0::{path}")
+        self.write(
+            "proc/self/mountinfo",
+            "24 1 0:22 / /sys rw - sysfs sysfs rw\n"
+            f"31 30 0:27 {mount_root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+            f"32 30 0:28 {mount_root} /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
+            f"33 30 0:29 {mount_root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+            f"34 30 0:30 {mount_root} /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
+        )
+
+    def v2_memory(self, group: str, limit: object, current: int, inactive_file: int = 0) -> None:
+        folder = f"sys/fs/cgroup/{group}"
+        self.write(f"{folder}/memory.max", limit)
+        self.write(f"{folder}/memory.current", current)
+        self.write(f"{folder}/memory.stat", f"anon 7\nfile 9\nactive_file 5\ninactive_file {inactive_file}\nslab 3")
+
+    def probe(self, **arguments: object) -> MachineProbe:
+        return MachineProbe(gpu=NoGpu(), root=self.root, **arguments)  # type: ignore[arg-type]
+
+    def cpus(self, **arguments: object) -> float:
+        return self.probe(**{"trainer_cpus": 0.0, **arguments}).read().cpus
+
+    def memory(self) -> tuple[int, int]:
+        seen = self.probe().read()
+        return seen.memory_limit_bytes, seen.memory_used_bytes
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_without_cgroups_the_machine_is_the_limit(machine: Machine) -> None:
+    seen = machine.probe().read()
+    assert seen == Resources(
+        cpus=15.0,
+        memory_limit_bytes=TOTAL,
+        memory_used_bytes=TOTAL - AVAILABLE,
+        shm_free_bytes=None,
+        gpu_utilisation=None,
+        cpu_clock_hz=3e9,
+        dram_bytes_per_s=2e10,
+    )
+
+
+def test_shared_memory_is_looked_up_where_it_exists(machine: Machine) -> None:
+    (machine.root / "dev/shm").mkdir(parents=True)
+    room = os.statvfs(machine.root)
+    free = machine.probe().read().shm_free_bytes
+    assert free is not None
+    assert free == pytest.approx(room.f_bavail * room.f_frsize, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cpus"),
+    [
+        ({"trainer_cpus": 1.0}, 15.0),
+        ({"trainer_cpus": 1.0, "local_ranks": 4}, 3.0),
+        ({"trainer_cpus": 3.0, "local_ranks": 4}, 2.0),  # never less than half of the share of 4
+        ({"trainer_cpus": 0.0, "local_ranks": 64}, 0.25),
+        ({"cpus": 6.0, "local_ranks": 4}, 6.0),  # what the user says is not divided again
+    ],
+)
+def test_ranks_and_trainer_share_the_cpus(machine: Machine, arguments: dict[str, float], cpus: float) -> None:
+    assert machine.probe(**arguments).read().cpus == cpus
+
+
+@pytest.mark.parametrize(("affinity", "cpus"), [(1, 0.5), (2, 1.0), (3, 2.0)])
+def test_small_machines_are_shared_with_the_trainer(machine: Machine, affinity: int, cpus: float) -> None:
+    machine.affinity = affinity
+    assert machine.probe().read().cpus == cpus
+
+
+def test_affinity_is_read_live(machine: Machine) -> None:
+    probe = machine.probe(trainer_cpus=0.0)
+    assert probe.read().cpus == 16
+    machine.affinity = 4
+    assert probe.read().cpus == 4
+
+
+def test_v2_quota_is_the_smallest_up_the_tree(machine: Machine) -> None:
+    machine.v2("/pod/container")
+    machine.write("sys/fs/cgroup/cgroup.procs", "")
+    machine.write("sys/fs/cgroup/pod/cpu.max", "200000 100000")
+    machine.write("sys/fs/cgroup/pod/container/cpu.max", "800000 100000")
+    assert machine.cpus() == 2.0
+    machine.write("sys/fs/cgroup/pod/cpu.max", "max 100000")
+    assert machine.cpus() == 8.0
+    machine.write("sys/fs/cgroup/pod/container/cpu.max", "6400000 100000")
+    assert machine.cpus() == 16.0  # more quota than CPUs
+
+
+def test_v2_quota_is_read_live(machine: Machine) -> None:
+    machine.v2()
+    machine.write("sys/fs/cgroup/cpu.max", "max 100000")
+    probe = machine.probe(trainer_cpus=0.0)
+    seen = []
+    for text in ("max 100000", "400000 100000", "50000 100000", "1200000 100000", ""):
+        machine.write("sys/fs/cgroup/cpu.max", text)
+        seen.append(probe.read().cpus)
+    assert seen == [16.0, 4.0, 0.5, 12.0, 16.0]
+
+
+def test_a_group_that_vanishes_limits_nothing(machine: Machine) -> None:
+    machine.v2()
+    machine.write("sys/fs/cgroup/cpu.max", "400000 100000")
+    machine.v2_memory("", 8 * GIB, GIB)
+    probe = machine.probe(trainer_cpus=0.0)
+    assert (probe.read().cpus, probe.read().memory_limit_bytes) == (4.0, 8 * GIB)
+    for file in (machine.root / "sys/fs/cgroup").iterdir():
+        file.unlink()
+    assert (probe.read().cpus, probe.read().memory_limit_bytes) == (16.0, TOTAL)
+
+
+def test_v1_quota_is_read_live_and_up_the_tree(machine: Machine) -> None:
+    machine.v1("/pod/container")
+    for group, quota in (("", -1), ("pod/", 300000), ("pod/container/", 600000)):
+        machine.write(f"sys/fs/cgroup/cpu,cpuacct/{group}cpu.cfs_quota_us", quota)
+        machine.write(f"sys/fs/cgroup/cpu,cpuacct/{group}cpu.cfs_period_us", 100000)
+    probe = machine.probe(trainer_cpus=0.0)
+    assert probe.read().cpus == 3.0
+    machine.write("sys/fs/cgroup/cpu,cpuacct/pod/cpu.cfs_quota_us", -1)
+    assert probe.read().cpus == 6.0
+    machine.write("sys/fs/cgroup/cpu,cpuacct/pod/container/cpu.cfs_period_us", 50000)
+    assert probe.read().cpus == 12.0
+
+
+def test_v2_memory_counts_no_page_cache_that_can_be_dropped(machine: Machine) -> None:
+    machine.v2("/box")
+    machine.v2_memory("box", 8 * GIB, 6 * GIB, inactive_file=2 * GIB)
+    probe = machine.probe()
+    seen = probe.read()
+    assert (seen.memory_limit_bytes, seen.memory_used_bytes) == (8 * GIB, 4 * GIB)
+    machine.v2_memory("box", 16 * GIB, 7 * GIB, inactive_file=GIB)
+    seen = probe.read()
+    assert (seen.memory_limit_bytes, seen.memory_used_bytes) == (16 * GIB, 6 * GIB)
+
+
+def test_v1_memory(machine: Machine) -> None:
+    machine.v1("/box")
+    for group, limit in (("", 9223372036854771712), ("box/", 8 * GIB)):
+        folder = f"sys/fs/cgroup/memory/{group}"
+        machine.write(f"{folder}memory.limit_in_bytes", limit)
+        machine.write(f"{folder}memory.usage_in_bytes", 5 * GIB)
+        machine.write(f"{folder}memory.stat", f"inactive_file {3 * GIB}\ntotal_cache 4\ntotal_inactive_file {GIB}")
+    assert machine.memory() == (8 * GIB, 4 * GIB)
+
+
+@pytest.mark.parametrize("limit", ["max", TOTAL, 2 * TOTAL, "nonsense"])
+def test_a_group_without_a_real_limit_leaves_the_machines(machine: Machine, limit: object) -> None:
+    machine.v2()
+    machine.v2_memory("", limit, 60 * GIB)
+    assert machine.memory() == (TOTAL, TOTAL - AVAILABLE)
+
+
+def test_memory_that_neighbours_took_counts_as_used(machine: Machine) -> None:
+    machine.v2("/pod/box")
+    machine.v2_memory("pod", 16 * GIB, 15 * GIB)
+    machine.v2_memory("pod/box", 8 * GIB, 2 * GIB)
+    assert machine.memory() == (8 * GIB, 7 * GIB)  # 1 GiB is left in the pod
+    machine.available = GIB // 2
+    assert machine.memory() == (8 * GIB, 8 * GIB - GIB // 2)
+
+
+def test_usage_beyond_the_limit_reads_as_full(machine: Machine) -> None:
+    machine.v2()
+    machine.v2_memory("", 8 * GIB, 9 * GIB)
+    assert machine.memory() == (8 * GIB, 8 * GIB)
+
+
+def test_a_container_that_sees_the_hosts_path_finds_its_own_group(machine: Machine) -> None:
+    machine.v1("/docker/abc", mount_root="/docker/abc")
+    machine.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", 200000)
+    machine.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", 100000)
+    assert machine.cpus() == 2.0
+
+
+@pytest.mark.parametrize(("mount_root", "cpus"), [("/", 2.0), ("/..", 2.0), ("/other", 16.0), ("/bo", 16.0)])
+def test_only_groups_around_this_process_count(machine: Machine, mount_root: str, cpus: float) -> None:
+    machine.v2("/box", mount_root=mount_root)
+    machine.write("sys/fs/cgroup/cpu.max", "200000 100000")
+    assert machine.cpus() == cpus
+
+
+def test_a_path_outside_of_the_namespace_reads_the_mount(machine: Machine) -> None:
+    machine.v2("/../elsewhere")
+    machine.write("sys/fs/cgroup/cpu.max", "200000 100000")
+    machine.write("sys/fs/elsewhere/cpu.max", "100000 100000")
+    assert machine.cpus() == 2.0
+
+
+def test_all_wrong_arguments_are_named_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        MachineProbe(local_ranks=0, trainer_cpus=-1.0, cpus=0.0, gpu=NoGpu())  # type: ignore[arg-type]
+    assert [problem.split("=")[0] for problem in error.value.problems] == ["local_ranks", "trainer_cpus", "cpus"]
+
+
+def test_the_real_machine_can_be_read() -> None:
+    seen = MachineProbe().read()
+    assert seen.cpus > 0
+    assert 0 < seen.memory_used_bytes < seen.memory_limit_bytes <= psutil.virtual_memory().total
+    assert seen.dram_bytes_per_s == dram_bytes_per_s() > 1e8
+    assert seen.cpu_clock_hz == cpu_clock_hz() >= 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "hertz"),
+    [
+        (SimpleNamespace(current=2600.0, max=3700.0), 3.7e9),
+        (SimpleNamespace(current=2600.0, max=0.0), 2.6e9),
+        (None, 0.0),
+        (NotImplementedError(), 0.0),
+        (FileNotFoundError(), 0.0),
+    ],
+)
+def test_cpu_clock(monkeypatch: pytest.MonkeyPatch, answer: object, hertz: float) -> None:
+    def cpu_freq() -> object:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(psutil, "cpu_freq", cpu_freq)
+    cpu_clock_hz.cache_clear()
+    try:
+        assert cpu_clock_hz() == hertz
+    finally:
+        cpu_clock_hz.cache_clear()
