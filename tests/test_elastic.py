@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from intune_callbacks import Clock, WorkerDied
-from intune_callbacks.pipelines.elastic import Counters, ElasticMap, nbytes
+from intune_callbacks.pipelines.counters import Counters, nbytes
+from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.workers import ProcessPool
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -199,6 +199,26 @@ def test_epochs_are_the_stock_epochs() -> None:
         assert "_get_iterator" not in vars(loader)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_trainer_that_stops_at_the_length_leaves_the_sampler_as_the_stock_loader_does(num_workers: int) -> None:
+    """RandomSampler draws once more at its end: whoever looks ahead of the consumer changes the next epoch."""
+
+    def epochs(live: bool) -> list:
+        generator = torch.Generator().manual_seed(5)
+        loader = DataLoader(
+            Squares(98), batch_size=4, shuffle=True, drop_last=True, generator=generator, num_workers=num_workers
+        )
+        pipeline = find(loader).pipeline
+        out = []
+        for _ in range(3):
+            iterator = pipeline.adopt(iter(loader)) if live else iter(loader)
+            out.append([key(next(iterator)) for _ in range(len(loader))])
+        pipeline.close()
+        return out
+
+    assert epochs(True) == epochs(False)
+
+
 def test_children_see_the_dataset_as_it_is_at_each_epoch() -> None:
     """A dataset changed between two epochs (set_epoch) must not be served from an old fork."""
 

@@ -17,59 +17,21 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from intune_callbacks.errors import WorkerDied
+from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.workers import Child, ProcessPool
 from intune_callbacks.types import Clock, StageStats
 
-__all__ = ["Counters", "ElasticMap", "nbytes"]
+__all__ = ["ElasticMap"]
 
 Y = TypeVar("Y")
 
 # Every wait is bounded: a missed wake-up or a dead worker costs at most this long before somebody looks again.
 WAIT_S = 1.0
 JOIN_S = 10.0
-# The size of a result is looked at for the first few and then now and then: walking a batch costs microseconds.
-SIZED_FIRST, SIZED_EVERY = 4, 16
-
-
-def nbytes(value: object, depth: int = 4) -> int:
-    """Return the bytes held by the arrays and byte strings of a batch (any nesting of lists, tuples and dicts)."""
-    size = getattr(value, "nbytes", None)
-    if isinstance(size, int):
-        return size
-    if isinstance(value, (bytes, bytearray, str)):
-        return len(value)
-    if depth and isinstance(value, dict):
-        return sum(nbytes(v, depth - 1) for v in value.values())
-    if depth and isinstance(value, (list, tuple)):
-        # Long plain lists are homogeneous in practice: one element stands for all.
-        if len(value) > 64:
-            return nbytes(value[0], depth - 1) * len(value)
-        return sum(nbytes(v, depth - 1) for v in value)
-    return 8 if isinstance(value, (int, float, bool)) else 0
-
 
 # An item's number, the item, and the source's snapshot after it was pulled.
 _Task = tuple[int, Any, Any]
 _CLAIMED: _Task = (-1, None, None)
-
-
-class Counters:
-    """What a stage has done so far; successive engines of one stage (epochs) add to the same counters."""
-
-    def __init__(self) -> None:
-        self.items = 0
-        self.busy_s = self.busy_s2 = self.cpu_s = self.starved_s = self.blocked_s = 0.0
-        self.item_bytes = 0.0
-
-    def computed(self, busy_s: float, cpu_s: float, value: object) -> None:
-        """Add one computed result."""
-        self.items += 1
-        self.busy_s += busy_s
-        self.busy_s2 += busy_s * busy_s
-        self.cpu_s += cpu_s
-        if self.items <= SIZED_FIRST or self.items % SIZED_EVERY == 0:
-            size = float(nbytes(value))
-            self.item_bytes = size if self.items == 1 else self.item_bytes + 0.25 * (size - self.item_bytes)
 
 
 class _Raised:
@@ -94,6 +56,8 @@ class ElasticMap(Generic[Y]):
         snapshot: called after each pull, under the source's lock; what it returned for an item is in `state` once
             that item was delivered.
         feed: pull the source in the consumer's thread (index samplers that draw random numbers), window ahead.
+        hold_at: with `feed`, look for the end of the source only when the consumer asks for more than so many items:
+            a sampler may draw random numbers there, and a trainer that knows the length never asks.
         finish: applied to each result in the parent's worker thread (pinning memory).
         timeout_s: raise RuntimeError if one item takes longer to arrive; 0 waits for as long as a worker lives.
         counters: where to count; a new `Counters` by default.
@@ -112,6 +76,7 @@ class ElasticMap(Generic[Y]):
         pool: ProcessPool | None = None,
         snapshot: Callable[[], Any] | None = None,
         feed: bool = False,
+        hold_at: int | None = None,
         finish: Callable[[Y], Y] | None = None,
         timeout_s: float = 0.0,
         counters: Counters | None = None,
@@ -125,7 +90,7 @@ class ElasticMap(Generic[Y]):
         self.counters = counters or Counters()
         self._source, self._fn, self._pool = source, fn, pool
         self._snapshot, self._finish, self._timeout_s = snapshot, finish, timeout_s
-        self._ordered, self._feeding = ordered, feed
+        self._ordered, self._feeding, self._hold_at = ordered, feed, hold_at
         self._clock = clock or Clock()
         self._lock = threading.Lock()
         self._source_lock = threading.Lock()
@@ -191,19 +156,8 @@ class ElasticMap(Generic[Y]):
     def stats(self) -> StageStats:
         """Return the counters and the current fill of the window."""
         with self._lock:
-            count, queued = self.counters, len(self._results)
-            return StageStats(
-                items=count.items,
-                busy_s=count.busy_s,
-                busy_s2=count.busy_s2,
-                cpu_s=count.cpu_s,
-                starved_s=count.starved_s,
-                blocked_s=count.blocked_s,
-                queued=queued,
-                capacity=self._window,
-                item_bytes=count.item_bytes,
-                worker_bytes=self._pool.worker_bytes() if self._pool is not None else 0.0,
-            )
+            worker_bytes = self._pool.worker_bytes() if self._pool is not None else 0.0
+            return self.counters.reading(len(self._results), self._window, worker_bytes)
 
     # -- a worker ------------------------------------------------------------------------------------------------
 
@@ -306,7 +260,7 @@ class ElasticMap(Generic[Y]):
     def __next__(self) -> Y:
         with self._lock:
             if self._feeding:
-                self._feed()
+                self._feed(asked=True)
             deadline_s = time.monotonic() + self._timeout_s if self._timeout_s else None
             while True:
                 number = self._delivered if self._ordered else next(iter(self._results), -1)
@@ -337,10 +291,12 @@ class ElasticMap(Generic[Y]):
             if self._feeding:
                 self._feed()
 
-    def _feed(self) -> None:
+    def _feed(self, asked: bool = False) -> None:
         """Pull the source up to the window, in the consumer's thread (lock held)."""
         fed = 0
         while not self._exhausted and self._pulled - self._delivered < self._window:
+            if self._pulled == self._hold_at and not (asked and self._delivered == self._hold_at):
+                break
             try:
                 item = next(self._source)
             except StopIteration:

@@ -90,7 +90,8 @@ def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) 
 def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kind: str, live: bool) -> Found:
     from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
-    from intune_callbacks.pipelines.torch_loader import MapLoader, WindowLoader
+    from intune_callbacks.pipelines.torch_loader import MapLoader
+    from intune_callbacks.pipelines.torch_window import WindowLoader
 
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return Found(None, "datapipes shard themselves by worker; use a map-style Dataset or torchdata.nodes")

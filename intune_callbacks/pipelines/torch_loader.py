@@ -1,8 +1,7 @@
-"""torch.utils.data.DataLoader as the user wrote it, made live.
+"""A map-style torch.utils.data.DataLoader as the user wrote it, made live.
 
-Map-style: a running iterator is taken over, its batches in flight are delivered first, and ours continues from its
-sampler; indices are drawn in the training thread as before. Iterable-style and StatefulDataLoader: the workers own
-shards or states, so only the number of batches in flight can change without changing the samples' order.
+A running iterator is taken over: its batches in flight are delivered first, and ours continues from its sampler.
+Indices are drawn in the training thread as before.
 """
 
 from __future__ import annotations
@@ -14,19 +13,18 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter,
-    _DatasetKind,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
 from intune_callbacks.pipelines.base import clamp
-from intune_callbacks.pipelines.elastic import Counters, ElasticMap
+from intune_callbacks.pipelines.counters import Counters
+from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.torch_workers import Fetch, Start, carry_tensor, context_of, pin
 from intune_callbacks.pipelines.workers import ProcessPool
-from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage, StageStats
+from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
-__all__ = ["LoaderIterator", "MapLoader", "WindowLoader"]
+__all__ = ["LoaderIterator", "MapLoader"]
 
 WORKERS, WINDOW = "load", "load.window"
 MAX_PROCESSES, MAX_THREADS, MAX_WINDOW = 64, 256, 4096
@@ -38,7 +36,7 @@ class LoaderIterator:
     def __init__(self, owner: MapLoader, sampler: Iterator[Any], base_seed: int, first: int, stock: Any) -> None:
         self._owner, self._base_seed, self._stock = owner, base_seed, stock
         self._number = first
-        self.engine = owner._engine(self._numbered(sampler, base_seed, first))
+        self.engine = owner._engine(self._numbered(sampler, base_seed, first), first)
 
     @staticmethod
     def _numbered(sampler: Iterator[Any], base_seed: int, first: int) -> Iterator[tuple[int, int, Any]]:
@@ -72,7 +70,8 @@ class LoaderIterator:
         """Start the next epoch with the same children (`persistent_workers`), as the stock iterator does."""
         self._drop_stock()
         self.engine.close()
-        self.engine = self._owner._engine(self._numbered(iter(loader._index_sampler), self._base_seed, self._number))
+        source = self._numbered(iter(loader._index_sampler), self._base_seed, self._number)
+        self.engine = self._owner._engine(source, 0)
         self.engine.prime()
 
     def close(self) -> None:
@@ -156,7 +155,7 @@ class MapLoader:
             ours.engine.prime()
         return ours
 
-    def _engine(self, source: Iterator[Any]) -> ElasticMap[Any]:
+    def _engine(self, source: Iterator[Any], pulled: int) -> ElasticMap[Any]:
         loader, process = self._loader, self._kind == "process"
         fetch = Fetch(loader, seeded=process)
         if process and self._pool is None:
@@ -170,12 +169,22 @@ class MapLoader:
             ordered=loader.in_order,
             pool=self._pool,
             feed=True,
+            hold_at=self._length(pulled),
             finish=self._pin(),
             timeout_s=loader.timeout,
             counters=self._counters,
             clock=self._clock,
             name=WORKERS,
         )
+
+    def _length(self, pulled: int) -> int | None:
+        """Batches left when the stock loader, too, would not look for the end before it is asked to."""
+        if self._loader.num_workers > 0:
+            return None
+        try:
+            return max(0, len(self._loader._index_sampler) - pulled)
+        except (TypeError, NotImplementedError):
+            return None
 
     def _pin(self) -> Callable[[Any], Any] | None:
         if not self._loader.pin_memory or not torch.accelerator.is_available():
@@ -208,13 +217,8 @@ class MapLoader:
         )
 
     def stats(self) -> PipelineStats:
-        engine, count = self._live(), self._counters
-        if engine is not None:
-            reading = engine.stats()
-        else:
-            reading = StageStats(
-                count.items, count.busy_s, count.busy_s2, count.cpu_s, count.starved_s, count.blocked_s, 0, self._window
-            )
+        engine = self._live()
+        reading = engine.stats() if engine is not None else self._counters.reading(0, self._window)
         return PipelineStats(self._clock.wall(), self._delivered, {WORKERS: reading})
 
     def resize(self, allocation: Mapping[str, int]) -> Allocation:
@@ -239,88 +243,6 @@ class MapLoader:
         if iterator is not None:
             iterator.close()
         self._drop_pool(self._pool)
-        self.release()
-
-
-class WindowLoader:
-    """The batches in flight of a stock multiprocess iterator: the one number that is exact for iterable-style
-    datasets and StatefulDataLoader, whose workers own shards or states. Workers stay as the user set them; fewer
-    batches in flight than workers leaves the surplus workers idle.
-
-    Args:
-        loader: the user's loader, `num_workers` >= 1.
-        clock: wall and CPU clock.
-    """
-
-    def __init__(self, loader: DataLoader[Any], *, clock: Clock) -> None:
-        self._loader, self._clock = loader, clock
-        self._window = (loader.prefetch_factor or 2) * loader.num_workers
-        self._running: weakref.ref[Any] | None = None
-        self._delivered = 0
-
-    def prepare(self) -> None:
-        """Nothing to do before the first `iter()`."""
-
-    @property
-    def _iterator(self) -> Any:
-        # Weak: in a cycle with us the iterator would be finalised at some collection, perhaps in a forked child.
-        return self._running() if self._running is not None else None
-
-    def adopt(self, iterator: Any) -> Any:
-        """Replace the rule by which the running iterator sends out work; it stays the same object."""
-        if iterator is not self._iterator and isinstance(iterator, _BaseDataLoaderIter):
-            self._delivered += self._iterator._num_yielded if self._iterator is not None else 0
-            self._running = weakref.ref(iterator)
-            iterator._try_put_index = self._fill  # type: ignore[attr-defined]
-        return iterator
-
-    def _fill(self) -> None:
-        """Send out work until the window is full, through the iterator's own method."""
-        iterator = self._iterator
-        while self._in_flight() < self._window:
-            sent, factor = iterator._send_idx, iterator._prefetch_factor
-            # The stock method asserts outstanding <= prefetch_factor * workers, for this one call too low a limit.
-            iterator._prefetch_factor = MAX_WINDOW
-            try:
-                type(iterator)._try_put_index(iterator)
-            finally:
-                iterator._prefetch_factor = factor
-            if iterator._send_idx == sent:
-                return
-
-    def _in_flight(self) -> int:
-        iterator = self._iterator
-        if iterator._dataset_kind == _DatasetKind.Map:
-            return int(iterator._send_idx - iterator._rcvd_idx)
-        return int(iterator._tasks_outstanding)
-
-    def stages(self) -> tuple[Stage, ...]:
-        workers = self._loader.num_workers
-        return (
-            Stage(WORKERS, "cpu", "workers", workers, workers, workers, sequential=True),
-            Stage(WINDOW, "memory", "items", 1, MAX_WINDOW, self._window, window_of=WORKERS),
-        )
-
-    def stats(self) -> PipelineStats:
-        delivered = self._delivered + (self._iterator._num_yielded if self._iterator is not None else 0)
-        return PipelineStats(self._clock.wall(), delivered, {})
-
-    def resize(self, allocation: Mapping[str, int]) -> Allocation:
-        wanted = clamp(allocation, self.stages())
-        if WINDOW in wanted and wanted[WINDOW] != self._window:
-            self._window = wanted[WINDOW]
-            if self._iterator is not None and not self._iterator._shutdown:
-                self._fill()
-        return {WORKERS: self._loader.num_workers, WINDOW: self._window}
-
-    def release(self) -> None:
-        """Give the running iterator its own rule back."""
-        iterator = self._iterator
-        # With more in flight than the stock rule allows, its assertion would end the epoch: it keeps ours.
-        if iterator is not None and self._in_flight() < iterator._prefetch_factor * iterator._num_workers:
-            iterator.__dict__.pop("_try_put_index", None)
-
-    def close(self) -> None:
         self.release()
 
 

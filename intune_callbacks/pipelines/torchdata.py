@@ -6,224 +6,19 @@ taken from a live graph loads into a stock one and back. Nothing is rebuilt in t
 
 from __future__ import annotations
 
-import functools
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
-from torchdata.nodes import BaseNode, Loader, Prefetcher
-from torchdata.nodes.map import MapOverBatch, _ParallelMapperImpl
+from torchdata.nodes import Loader, Prefetcher
+from torchdata.nodes.map import _ParallelMapperImpl
 
 from intune_callbacks.pipelines.base import clamp
-from intune_callbacks.pipelines.elastic import Counters, ElasticMap
-from intune_callbacks.pipelines.torch_workers import Start, carry_tensor, context_of
-from intune_callbacks.pipelines.workers import ProcessPool
-from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage, StageStats
+from intune_callbacks.pipelines.torchdata_nodes import NodeStage, engine_of, function_name, walk
+from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
-__all__ = ["NodeGraph", "walk"]
+__all__ = ["NodeGraph"]
 
-MAX_WORKERS, MAX_WINDOW = 256, 4096
-
-
-def walk(node: BaseNode[Any], _seen: set[int] | None = None) -> Iterator[BaseNode[Any]]:
-    """Yield every node reachable from `node` through attributes, lists and dicts, sources before their consumers."""
-    seen = set() if _seen is None else _seen
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    for value in vars(node).values():
-        # One level of containers: deeper ones hold data, not nodes.
-        inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
-        for candidate in inside:
-            if isinstance(candidate, BaseNode):
-                yield from walk(candidate, seen)
-    yield node
-
-
-def function_name(fn: Any) -> str:
-    """Return the name a user would recognise: the function's, or the class's for a callable object."""
-    if isinstance(fn, MapOverBatch):
-        fn = fn.map_fn
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    name = getattr(fn, "__name__", None) or type(fn).__name__
-    return "map" if name == "<lambda>" else str(name)
-
-
-class NodeIterator:
-    """Takes the place of a node's own iterator; same state format: {"snapshot", "steps_since_snapshot"}."""
-
-    def __init__(self, stage: _NodeStage, initial_state: dict[str, Any] | None) -> None:
-        source, self._steps = stage.source, 0
-        if initial_state is not None:
-            source.reset(initial_state["snapshot"])
-        else:
-            source.reset()
-        self._snapshot = source.state_dict() if initial_state is None else initial_state["snapshot"]
-        self.engine = stage.engine(_snapshots(source, stage.snapshot_frequency))
-        for _ in range(initial_state["steps_since_snapshot"] if initial_state is not None else 0):
-            next(self)
-
-    def __iter__(self) -> NodeIterator:
-        return self
-
-    def __next__(self) -> Any:
-        value = next(self.engine)
-        self._steps += 1
-        if self.engine.state is not None:
-            self._snapshot, self._steps = self.engine.state, 0
-        return value
-
-    def get_state(self) -> dict[str, Any]:
-        return {"snapshot": self._snapshot, "steps_since_snapshot": self._steps}
-
-    def _shutdown(self) -> None:
-        self.engine.close()
-        if self.engine.pool is not None:
-            self.engine.pool.close()
-
-    def __del__(self) -> None:
-        try:
-            self._shutdown()
-        except Exception:
-            # An interpreter on its way out has no threading left to complain with.
-            return
-
-
-def _snapshots(source: BaseNode[Any], frequency: int) -> Callable[[], Any]:
-    # Free of the iterator: the engine's threads hold this function and must not keep the iterator alive.
-    pulled = 0
-
-    def snapshot() -> Any:
-        nonlocal pulled
-        pulled += 1
-        return source.state_dict() if frequency and pulled % frequency == 0 else None
-
-    return snapshot
-
-
-class _Timed:
-    """A map function with a stopwatch."""
-
-    def __init__(self, fn: Callable[[Any], Any], counters: Counters, clock: Clock) -> None:
-        self.fn, self._counters, self._clock = fn, counters, clock
-        self._lock = threading.Lock()
-
-    def __call__(self, item: Any) -> Any:
-        begin_s, begin_cpu_s = self._clock.wall(), self._clock.cpu()
-        value = self.fn(item)
-        busy_s, cpu_s = self._clock.wall() - begin_s, self._clock.cpu() - begin_cpu_s
-        with self._lock:
-            self._counters.computed(busy_s, cpu_s, value)
-        return value
-
-
-class _NodeStage:
-    """One ParallelMapper or Prefetcher: its numbers, its counters and its running engine."""
-
-    def __init__(self, node: Any, name: str, clock: Clock, high: int) -> None:
-        self.node, self.name, self.clock, self.high = node, name, clock, high
-        self.mapper = isinstance(node, _ParallelMapperImpl)
-        self.workers = min(node.num_workers, high) if self.mapper else 1
-        self.window = (node.max_concurrent or 2 * node.num_workers) if self.mapper else node.prefetch_factor
-        self.counters = Counters()
-        self._running: weakref.ref[NodeIterator] | None = None
-
-    @property
-    def source(self) -> BaseNode[Any]:
-        return self.node.source
-
-    @property
-    def snapshot_frequency(self) -> int:
-        return int(self.node.snapshot_frequency)
-
-    @property
-    def window_name(self) -> str:
-        return f"{self.name}.window" if self.mapper else self.name
-
-    def running(self) -> ElasticMap[Any] | None:
-        iterator = self._running() if self._running is not None else None
-        return iterator.engine if iterator is not None else None
-
-    def install(self) -> None:
-        """Make the node's next `reset()` start our engine."""
-        if self.mapper:
-            self.node._parallel_reset = self._start
-        else:
-            self.node.reset = self._reset_prefetcher
-
-    def watch(self) -> None:
-        """Time the map function where it runs; the stock implementation stays."""
-        if self.mapper and self.node.method == "thread" and not isinstance(self.node.map_fn, _Timed):
-            self.node.map_fn = _Timed(self.node.map_fn, self.counters, self.clock)
-
-    def uninstall(self) -> None:
-        """Undo `install` or `watch`, from the next `reset()` on."""
-        self.node.__dict__.pop("_parallel_reset" if self.mapper else "reset", None)
-        if self.mapper and isinstance(self.node.map_fn, _Timed):
-            self.node.map_fn = self.node.map_fn.fn
-
-    def _reset_prefetcher(self, initial_state: dict[str, Any] | None = None) -> None:
-        BaseNode.reset(self.node, initial_state)
-        stock = self.node._it
-        if stock is not None:
-            stock._shutdown()
-        self.node._it = self._start(initial_state)
-
-    def _start(self, initial_state: dict[str, Any] | None) -> NodeIterator:
-        # Every old engine at or below this node ends before its source is reset: two engines pulling one source
-        # would lose items. All are told first, so that none waits for one that already stopped.
-        engines = [e for e in (_engine_of(node) for node in walk(self.node)) if e is not None]
-        for engine in engines:
-            engine.abort()
-        for engine in reversed(engines):
-            engine.close()
-        iterator = NodeIterator(self, initial_state)
-        self._running = weakref.ref(iterator)
-        return iterator
-
-    def engine(self, snapshot: Callable[[], Any]) -> ElasticMap[Any]:
-        process = self.mapper and self.node.method == "process"
-        pool = None
-        if process:
-            context = context_of(self.node.multiprocessing_context)
-            pool = ProcessPool(self.node.map_fn, context, Start(), carry_tensor)
-        return ElasticMap(
-            iter(self.source),
-            self.node.map_fn if self.mapper else _same,
-            workers=self.workers,
-            window=self.window,
-            ordered=self.node.in_order if self.mapper else True,
-            pool=pool,
-            snapshot=snapshot,
-            counters=self.counters,
-            clock=self.clock,
-            name=self.name,
-        )
-
-    def resize(self, workers: int, window: int) -> None:
-        self.workers, self.window = workers, window
-        engine = self.running()
-        if engine is not None:
-            engine.resize(workers, window)
-
-    def stages(self) -> tuple[Stage, ...]:
-        live: Literal["now", "epoch"] = "now" if self.running() is not None else "epoch"
-        window = Stage(self.window_name, "memory", "items", 1, MAX_WINDOW, self.window, when=live)
-        if not self.mapper:
-            return (window,)
-        workers = Stage(self.name, "cpu", "workers", 1, self.high, self.workers, when=live)
-        return workers, replace(window, window_of=self.name)
-
-    def stats(self) -> StageStats:
-        engine, count = self.running(), self.counters
-        if engine is not None:
-            return engine.stats()
-        return StageStats(
-            count.items, count.busy_s, count.busy_s2, count.cpu_s, count.starved_s, count.blocked_s, 0, self.window
-        )
+MAX_WORKERS = 256
 
 
 class NodeGraph:
@@ -240,7 +35,7 @@ class NodeGraph:
         self._loader, self._clock, self._live = loader, clock, live
         self._delivered = self._seen = 0
         taken: dict[str, int] = {}
-        self._stages: list[_NodeStage] = []
+        self._stages: list[NodeStage] = []
         for node in walk(loader.root):
             # `ParallelMapper` is only the face of `_ParallelMapperImpl`, whose numbers are the ones that count.
             mapper = isinstance(node, _ParallelMapperImpl) and node.num_workers > 0
@@ -250,7 +45,7 @@ class NodeGraph:
             taken[name] = taken.get(name, 0) + 1
             if taken[name] > 1:
                 name = f"{name}#{taken[name]}"
-            self._stages.append(_NodeStage(node, name, clock, max_workers or MAX_WORKERS))
+            self._stages.append(NodeStage(node, name, clock, max_workers or MAX_WORKERS))
 
     def prepare(self) -> None:
         """Make the graph live from its next `iter()` on: from batch 0 when called before the first."""
@@ -296,7 +91,7 @@ class NodeGraph:
             node.uninstall()
 
     def close(self) -> None:
-        engines = [e for e in (_engine_of(node) for node in walk(self._loader.root)) if e is not None]
+        engines = [e for e in (engine_of(node) for node in walk(self._loader.root)) if e is not None]
         for engine in engines:
             engine.abort()
         for engine in reversed(engines):
@@ -304,12 +99,3 @@ class NodeGraph:
             if engine.pool is not None:
                 engine.pool.close()
         self.release()
-
-
-def _engine_of(node: Any) -> ElasticMap[Any] | None:
-    iterator = getattr(node, "_it", None)
-    return iterator.engine if isinstance(iterator, NodeIterator) else None
-
-
-def _same(item: Any) -> Any:
-    return item
