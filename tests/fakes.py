@@ -155,10 +155,11 @@ class FakePipeline:
             self._started[name] += w.items_per_batch
             items = int(self._started[name]) - self._counts[name].items
             alone_s = w.service_s * (1.0 + w.serial * (self.values[name] - 1))
-            mean_s = alone_s + w.service_s * w.cpu_share * (slowdown - 1.0)
+            size = 1.0
             if items and w.cv:
                 sigma2 = math.log(1.0 + w.cv * w.cv / items)
-                mean_s *= self._random.lognormvariate(-sigma2 / 2, math.sqrt(sigma2))
+                size = self._random.lognormvariate(-sigma2 / 2, math.sqrt(sigma2))
+            mean_s = size * (alone_s + w.service_s * w.cpu_share * (slowdown - 1.0))
             busy_s = items * mean_s
             idle_s = max(0.0, self.values[name] * elapsed_s - busy_s)
             blocked = model_bound or before
@@ -169,7 +170,7 @@ class FakePipeline:
                 items=count.items + items,
                 busy_s=count.busy_s + busy_s,
                 busy_s2=count.busy_s2 + items * mean_s * mean_s * (1.0 + w.cv * w.cv),
-                cpu_s=count.cpu_s + items * w.service_s * w.cpu_share,
+                cpu_s=count.cpu_s + items * size * w.service_s * w.cpu_share,
                 blocked_s=count.blocked_s + (idle_s if blocked else 0.0),
                 starved_s=count.starved_s + (0.0 if blocked else idle_s),
             )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import threading
+import time
 from typing import Any, ClassVar
 
 import lightning.pytorch
@@ -99,6 +102,19 @@ def make_model(namespace: Any, **hooks: Any) -> Any:
     return Model()
 
 
+def running() -> set[Any]:
+    """Return the threads and child processes alive now."""
+    return {*threading.enumerate(), *multiprocessing.active_children()}
+
+
+def only(before: set[Any]) -> bool:
+    """Return whether nothing runs but `before`; what has been told to end gets some time for it."""
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline and not running() <= before:
+        time.sleep(0.01)
+    return running() <= before
+
+
 def plain(batch: Any) -> Any:
     if isinstance(batch, torch.Tensor):
         return tuple(batch.flatten().tolist())
@@ -138,7 +154,7 @@ class RestlessTuner:
         self.random = random.Random(0)
         self.frozen: str | None = None
         self.resizes, self.rebinds, self.samples, self.batches = 0, 0, 0, 0
-        self.names = {stage.name for stage in pipeline.stages()}
+        self.first = pipeline.stages()
         RestlessTuner.made.append(self)
 
     def batch(self, totals: Any, samples: int, exposed_wait_s: float | None = None) -> None:

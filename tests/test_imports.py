@@ -38,7 +38,7 @@ TORCH = {module for module in MODULES if module.startswith("pipelines.torch")} |
 LIGHTNING = {module for module in MODULES if module.startswith("lightning")}
 FRAMEWORKS = {
     "torch": TORCH | LIGHTNING,
-    "torchdata": {"pipelines.torchdata", "pipelines.find"},
+    "torchdata": {"pipelines.torchdata", "pipelines.torchdata_nodes"},
     "pytorch_lightning": LIGHTNING,
     "lightning": LIGHTNING,
     "pynvml": {"monitor.device"},

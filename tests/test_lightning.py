@@ -168,6 +168,9 @@ def test_observe_and_advise_measure_and_change_nothing(mode: str, tmp_path: Path
     callback = InTuneCallback(mode=mode, run_dir=str(tmp_path), show_card=False, cpus=8.0, **EAGER)
     fit(callback, loader=slow_graph())
     report = callback.report
+    spy = Spy(LIGHTNING)
+    runs.make_trainer(LIGHTNING, InTuneCallback(mode=mode), spy).fit(runs.make_model(LIGHTNING), runs.shuffled())
+    assert "loader._get_iterator" not in spy.attributes  # the user's loader keeps its own engine
     assert report["mode"] == mode
     assert report["changes"] == 0
     assert report["verdict"] == "input-bound"
@@ -341,10 +344,14 @@ def test_the_state_survives_a_checkpoint(namespace: Any, tmp_path: Path) -> None
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     state = torch.load(tmp_path / "end.ckpt", weights_only=True)["callbacks"][first.state_key]
     assert state == first.state_dict() != {}
-    second = InTuneCallback(show_card=False, policy="even", **EAGER)
+    tuned = torch.load(tmp_path / "end.ckpt", weights_only=True)
+    tuned["callbacks"][first.state_key]["allocation"] = {"as_row": 2, "stack": 2}
+    torch.save(tuned, tmp_path / "tuned.ckpt")
+    second = InTuneCallback(show_card=False, policy="even", cpus=8.0, decide_every_s=3600.0)
     trainer = runs.make_trainer(namespace, second, max_epochs=2)
-    trainer.fit(runs.make_model(namespace), runs.graph(), ckpt_path=tmp_path / "end.ckpt", weights_only=True)
-    assert second.report["before"]["allocation"]
+    trainer.fit(runs.make_model(namespace), runs.graph(), ckpt_path=tmp_path / "tuned.ckpt", weights_only=True)
+    current = {stage["name"]: stage["current"] for stage in second.report["stages"]}
+    assert (current["as_row"], current["stack"]) == (2, 2)  # it was made with 2 and 1
     with pytest.raises(RuntimeError, match="more than one stateful callback"):
         runs.make_trainer(namespace, InTuneCallback(), InTuneCallback())
 
@@ -359,13 +366,20 @@ def test_what_cannot_be_tuned_is_reported_with_the_reason() -> None:
 # -- what is left behind -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [lambda: runs.shuffled(num_workers=1), runs.graph], ids=["map", "nodes"])
+LEFT_BEHIND = {
+    "map": lambda: runs.shuffled(num_workers=1),
+    "stateful": lambda: runs.stateful(num_workers=1),
+    "nodes": runs.graph,
+    "process nodes": lambda: runs.graph(process=True),
+}
+
+
+@pytest.mark.parametrize("make", LEFT_BEHIND.values(), ids=LEFT_BEHIND)
 def test_nothing_outlives_the_fit(make: Any, namespace: Any) -> None:
-    before = set(threading.enumerate())
+    before = runs.running()
     callback, loader = InTuneCallback(show_card=False, **EAGER), make()
     trainer = fit(callback, namespace, loader)
-    assert set(threading.enumerate()) <= before
-    assert not torch.multiprocessing.active_children()
+    assert runs.only(before)
     loop = trainer.fit_loop
     assert not {"_on_before_fetch", "_on_after_fetch"} & set(vars(loop.epoch_loop))
     assert "dataloader" not in vars(loop._data_source)
@@ -373,4 +387,4 @@ def test_nothing_outlives_the_fit(make: Any, namespace: Any) -> None:
     # and a second fit of the same objects works
     trainer.fit_loop.max_epochs = 3
     trainer.fit(runs.make_model(namespace), loader)
-    assert set(threading.enumerate()) <= before
+    assert runs.only(before)

@@ -138,14 +138,14 @@ def test_the_other_lightning(make: Callable[[], Any], restless: list[runs.Restle
 
 def test_a_graph_is_tuned_before_its_first_batch(restless: list[runs.RestlessTuner]) -> None:
     batches(runs.NAMESPACES["lightning.pytorch"], runs.graph, {}, InTuneCallback(), limit_train_batches=3, max_epochs=1)
-    assert restless[0].names  # known when the tuner was made, at on_train_start
-    assert restless[0].resizes == 3 * len(restless[0].names)
+    assert {stage.when for stage in restless[0].first} == {"now"}  # when the tuner was made, at on_train_start
+    assert restless[0].resizes == 3 * len(restless[0].first)
 
 
 def test_stage_names_carry_the_loader_when_there_are_several(restless: list[runs.RestlessTuner]) -> None:
     make = CASES["dict, the shorter one cycled"][0]
     batches(runs.NAMESPACES["lightning.pytorch"], make, {}, InTuneCallback())
-    assert {name.split("/")[0] for name in restless[0].names} == {"a", "b"}
+    assert {stage.name.split("/")[0] for stage in restless[0].first} == {"a", "b"}
 
 
 def test_validation_loaders_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,15 +25,9 @@ EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warm
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    before = set(threading.enumerate())
+    before = runs.running()
     yield
-    deadline = time.monotonic() + 5.0
-    while time.monotonic() < deadline and (
-        set(threading.enumerate()) - before or torch.multiprocessing.active_children()
-    ):
-        time.sleep(0.01)
-    assert set(threading.enumerate()) <= before
-    assert not torch.multiprocessing.active_children()
+    assert runs.only(before)
 
 
 class Data(LIGHTNING.LightningDataModule):  # type: ignore[misc, name-defined]
@@ -65,7 +58,7 @@ class Planted(Exception):
         ("TrainLoaders.refresh", 5),
         ("TrainLoaders.pipeline", 1),
         ("History.add", 1),
-        ("Combined.stats", 5),
+        ("Combined.stats", 2),
         ("Tuner.summary", 1),
     ],
 )

@@ -1,0 +1,274 @@
+"""The loaders of the exactness benchmark: for each adapter one to resize, and the untouched stock one beside it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from intune_callbacks.pipelines.elastic import ElasticMap
+from intune_callbacks.pipelines.find import LiveLoader, find
+from intune_callbacks.pipelines.workers import ProcessPool
+from intune_callbacks.types import Stage
+
+__all__ = ["ADAPTERS", "Adapter", "Subject", "identity"]
+
+THREADS, PROCESSES, WINDOW = 8, 3, 12
+BATCH = 2
+Build = Callable[[int, int], Any]
+
+
+class Subject(Protocol):
+    """Something that runs epochs and can be resized meanwhile."""
+
+    def start(self) -> Iterator[object]:
+        """Begin an epoch."""
+
+    def change(self, choices: random.Random) -> None:
+        """Set random workers and windows."""
+
+    def close(self) -> None:
+        """Stop all workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter under stress.
+
+    Args:
+        name: of the row.
+        weight: its share of all resizes.
+        build: (items, seed) -> what is resized.
+        stock: (items, seed) -> the loader whose sequence is expected.
+        beside: True if a second thread may resize while the training loop fetches.
+    """
+
+    name: str
+    weight: int
+    build: Callable[[int, int], Subject]
+    stock: Build
+    beside: bool
+
+    def expected(self, items: int, seed: int, epochs: int) -> list[list[object]]:
+        """Return what the stock loader delivers in each of the first `epochs` epochs."""
+        loader = self.stock(items, seed)
+        return [[identity(batch) for batch in loader] for _ in range(epochs)]
+
+
+def identity(batch: object) -> object:
+    """Return the whole content of a batch as something hashable."""
+    if isinstance(batch, torch.Tensor):
+        return tuple(batch.flatten().tolist())
+    if isinstance(batch, (list, tuple)):
+        return tuple(identity(part) for part in batch)
+    return batch
+
+
+def work(item: int) -> torch.Tensor:
+    """Return a tensor made of `item`; some items take longer, so that later ones overtake them."""
+    if item % 13 == 5:
+        time.sleep(0.001 + 0.002 * (item % 2))
+    return torch.full((3,), item)
+
+
+def again(item: torch.Tensor) -> torch.Tensor:
+    """Return a tensor made of `item`: a second stage with other slow items."""
+    if int(item[0]) % 7 == 2:
+        time.sleep(0.001)
+    return item * 3 + 1
+
+
+class Items(Dataset[torch.Tensor]):
+    """Map-style data."""
+
+    def __init__(self, items: int) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, item: int) -> torch.Tensor:
+        return work(item)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Iterable-style data; each worker owns every n-th item."""
+
+    def __init__(self, items: int) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        return map(work, range(first, self.items, step))
+
+
+class Elastic:
+    """A loader made elastic by `find`.
+
+    Args:
+        loader: as the user wrote it.
+        kind: ``thread`` or ``process`` workers, where the loader leaves the choice.
+        high: most workers to ask for.
+        late: batches delivered by the stock iterator before it is taken over in the first epoch.
+    """
+
+    def __init__(self, loader: Any, kind: str, high: int, late: int = 0) -> None:
+        self._loader, self._high, self._late = loader, high, late
+        found = find(loader, workers_kind=kind)
+        if found.pipeline is None:
+            raise RuntimeError(f"nothing to resize in {type(loader).__name__}: {found.why}")
+        self._live: LiveLoader = found.pipeline
+        self._live.prepare()
+
+    def start(self) -> Iterator[object]:
+        running = iter(self._loader)
+        first = list(itertools.islice(running, self._late))
+        self._late = 0
+        return itertools.chain(first, self._live.adopt(running))
+
+    def change(self, choices: random.Random) -> None:
+        stages: Sequence[Stage] = self._live.stages()
+        wanted = {s.name: choices.randint(1, WINDOW if s.kind == "memory" else self._high) for s in stages}
+        self._live.resize({name: value for name, value in wanted.items() if choices.random() < 0.7})
+
+    def close(self) -> None:
+        self._live.close()
+        # A stock iterator that is still waiting for the collector complains in every process forked after it.
+        gc.collect()
+
+
+class Engine:
+    """The resizable stage alone."""
+
+    def __init__(self, items: int, kind: str) -> None:
+        self._items, self._high = items, THREADS if kind == "thread" else PROCESSES
+        context: Any = torch.multiprocessing.get_context("fork")
+        self._pool = ProcessPool(work, context) if kind == "process" else None
+        self._stage: ElasticMap[torch.Tensor] | None = None
+
+    def start(self) -> Iterator[object]:
+        self._end()
+        self._stage = ElasticMap(iter(range(self._items)), work, workers=2, window=4, pool=self._pool)
+        return self._stage
+
+    def change(self, choices: random.Random) -> None:
+        stage, which = self._stage, choices.randrange(3)
+        workers, window = choices.randint(1, self._high), choices.randint(1, WINDOW)
+        if stage is not None:
+            stage.resize(None if which == 0 else workers, None if which == 1 else window)
+
+    def close(self) -> None:
+        self._end()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _end(self) -> None:
+        if self._stage is not None:
+            self._stage.close()
+
+
+def _fork() -> dict[str, Any]:
+    return {"num_workers": 2, "multiprocessing_context": "fork"}
+
+
+def map_style(items: int, seed: int, **options: Any) -> DataLoader[torch.Tensor]:
+    """Return a shuffled DataLoader with its own generator."""
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(Items(items), batch_size=BATCH, shuffle=True, generator=generator, **options)
+
+
+def stateful(items: int, seed: int) -> StatefulDataLoader[torch.Tensor]:
+    """Return a shuffled StatefulDataLoader with its own generator and two workers."""
+    # Stock, it draws another order with num_workers=0 than with 2, so the comparison keeps the 2.
+    generator = torch.Generator().manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
+        return StatefulDataLoader(
+            Items(items), batch_size=BATCH, shuffle=True, generator=generator, **_fork(), snapshot_every_n_steps=3
+        )
+
+
+def iterable(items: int, seed: int) -> DataLoader[torch.Tensor]:
+    """Return an iterable-style DataLoader with two workers."""
+    return DataLoader(Stream(items), batch_size=BATCH, num_workers=2)
+
+
+def nodes(items: int, workers: int, method: str = "thread", **options: Any) -> Loader[torch.Tensor]:
+    """Return a torchdata graph with one mapper; ``workers=0`` computes in the training thread."""
+    source: Any = IterableWrapper(range(items))
+    return Loader(ParallelMapper(source, work, num_workers=workers, method=method, **options))
+
+
+def nested(items: int, workers: int) -> Loader[Any]:
+    """Return a torchdata graph of two mappers with a Prefetcher and a Batcher."""
+    node: Any = ParallelMapper(IterableWrapper(range(items)), work, num_workers=workers)
+    node = ParallelMapper(Prefetcher(node, 3) if workers else node, again, num_workers=workers)
+    node = Batcher(node, BATCH, drop_last=False)
+    return Loader(Prefetcher(node, 2) if workers else node)
+
+
+def _late(seed: int, items: int) -> int:
+    choices = random.Random(seed ^ 0x5EED)
+    return choices.choice((0, choices.randrange(max(1, items // BATCH))))
+
+
+def _adapters() -> Iterator[Adapter]:
+    yield Adapter("elastic thread", 26, lambda n, s: Engine(n, "thread"), lambda n, s: nodes(n, 0), True)
+    yield Adapter("elastic process", 5, lambda n, s: Engine(n, "process"), lambda n, s: nodes(n, 0), False)
+    yield Adapter(
+        "DataLoader map-style thread",
+        14,
+        lambda n, s: Elastic(map_style(n, s, **_fork()), "thread", THREADS, _late(s, n)),
+        map_style,
+        True,
+    )
+    yield Adapter(
+        "DataLoader map-style process",
+        5,
+        lambda n, s: Elastic(map_style(n, s, **_fork()), "process", PROCESSES, _late(s, n)),
+        map_style,
+        False,
+    )
+    yield Adapter(
+        "DataLoader map-style num_workers=0",
+        12,
+        lambda n, s: Elastic(map_style(n, s), "thread", THREADS, _late(s, n)),
+        map_style,
+        True,
+    )
+    yield Adapter("DataLoader iterable", 3, lambda n, s: Elastic(iterable(n, s), "process", PROCESSES), iterable, False)
+    yield Adapter("StatefulDataLoader", 3, lambda n, s: Elastic(stateful(n, s), "process", PROCESSES), stateful, False)
+    yield Adapter(
+        "torchdata thread", 15, lambda n, s: Elastic(nodes(n, 2), "thread", THREADS), lambda n, s: nodes(n, 0), True
+    )
+    yield Adapter(
+        "torchdata process",
+        4,
+        lambda n, s: Elastic(nodes(n, 2, "process", multiprocessing_context="fork"), "process", PROCESSES),
+        lambda n, s: nodes(n, 0),
+        False,
+    )
+    yield Adapter(
+        "torchdata nested", 8, lambda n, s: Elastic(nested(n, 2), "thread", THREADS), lambda n, s: nested(n, 0), True
+    )
+    yield Adapter(
+        "torchdata prebatch",
+        5,
+        lambda n, s: Elastic(nodes(n, 2, prebatch=3), "thread", THREADS),
+        lambda n, s: nodes(n, 0),
+        True,
+    )
+
+
+ADAPTERS = tuple(_adapters())

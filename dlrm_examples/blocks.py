@@ -1,0 +1,105 @@
+"""TSV files cut into byte ranges, read at line ends; which rows are for training and which for testing."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_examples.hashing import mix64
+from dlrm_examples.tsv import Block
+
+__all__ = ["BlockRef", "Split", "count_rows", "read_block", "scan_blocks"]
+
+TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """The lines of `path` whose first byte lies in offset .. offset + length - 1.
+
+    The rule of Hadoop's input splits: every line belongs to exactly one range, wherever the cuts fall, so a
+    reference needs no look into the file and can be read anywhere.
+    """
+
+    path: str
+    offset: int
+    length: int
+
+
+def scan_blocks(paths: Iterable[str | os.PathLike[str]], block_bytes: int) -> list[BlockRef]:
+    """Cut files into ranges of `block_bytes`; only their sizes are read."""
+    return [
+        BlockRef(os.fspath(path), offset, min(block_bytes, size - offset))
+        for path in paths
+        for size in (os.path.getsize(path),)
+        for offset in range(0, size, block_bytes)
+    ]
+
+
+def read_block(ref: BlockRef) -> Block:
+    """Read the lines that begin in the range (possibly none, when one line is longer than the range)."""
+    with open(ref.path, "rb", buffering=0) as file:
+        # One byte earlier tells whether a line begins exactly at the range's first byte.
+        first = max(ref.offset - 1, 0)
+        data = _read(file.fileno(), first, ref.offset + ref.length - first)
+        begin = 0 if ref.offset == 0 else data.find(b"\n") + 1
+        if (ref.offset and begin == 0) or begin == len(data):
+            return Block(ref.path, ref.offset + ref.length, b"")
+        parts, position = [data[begin:]], first + len(data)
+        while parts[-1] and not parts[-1].endswith(b"\n"):
+            tail = _read(file.fileno(), position, TAIL_BYTES)
+            parts.append(tail[: tail.find(b"\n") + 1] or tail)
+            position += len(tail)
+    return Block(ref.path, first + begin, b"".join(parts))
+
+
+def _read(descriptor: int, offset: int, length: int) -> bytes:
+    """Read exactly `length` bytes, fewer only at the end of the file."""
+    parts = []
+    while length and (part := os.pread(descriptor, length, offset)):
+        parts.append(part)
+        offset, length = offset + len(part), length - len(part)
+    return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A random share of the rows, decided for each row by a hash of seed, file name and byte offset.
+
+    It does not depend on block size, reading order, other files, or where the folder lies.
+
+    Args:
+        name: ``train`` or ``test``.
+        test_fraction: share of the rows that are for testing, 0..1; 0 gives all rows to ``train``.
+        seed: another seed, another split.
+    """
+
+    name: str = "train"
+    test_fraction: float = 0.1
+    seed: int = 0
+
+    def select(self, path: str, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which of the lines at `offsets` [n] belong to this split [n]."""
+        key = zlib.crc32(Path(path).name.encode()) + ((self.seed & 0xFFFFFFFF) << 32)
+        file = mix64(np.array([key], np.uint64))
+        drawn = mix64(offsets.astype(np.uint64) ^ file) >> np.uint64(11)
+        test = drawn.astype(np.float64) < self.test_fraction * 2.0**53
+        return test if self.name == "test" else ~test
+
+
+def count_rows(refs: Sequence[BlockRef], split: Split) -> int:
+    """Return how many rows of the split the ranges hold; reads them all once, without parsing."""
+    return sum(int(split.select(block.path, offsets).sum()) for block, offsets in _line_offsets(refs))
+
+
+def _line_offsets(refs: Sequence[BlockRef]) -> Iterator[tuple[Block, npt.NDArray[np.int64]]]:
+    for block in map(read_block, refs):
+        if block.data:
+            after = np.flatnonzero(np.frombuffer(block.data, np.uint8)[:-1] == ord("\n")) + 1
+            yield block, np.concatenate(([0], after)) + block.offset

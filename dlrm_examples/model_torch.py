@@ -1,0 +1,195 @@
+"""Meta's DLRM in torch.
+
+Naumov et al.: Deep Learning Recommendation Model for Personalization and Recommendation Systems, arXiv 1906.00091;
+layer by layer as in facebookresearch/dlrm, dlrm_s_pytorch.py (commit 090956ee).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dlrm_examples.tsv import DENSE, KAGGLE_TABLE_ROWS
+from intune_callbacks.errors import ConfigError
+
+__all__ = ["DLRM", "DLRMConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class DLRMConfig:
+    """The sizes of a DLRM; the defaults are Meta's Kaggle setting (bench/dlrm_s_criteo_kaggle.sh, 2.2 GB of tables).
+
+    Args:
+        table_rows: rows of each embedding table.
+        embedding_dim: width of every table, and of the bottom MLP's output.
+        dense_features: width of the dense input.
+        bottom: layer widths of the bottom MLP after its input; the last is `embedding_dim`.
+        top: layer widths of the top MLP after the interaction; the last is 1.
+        interact_itself: whether a feature's dot product with itself is part of the interaction.
+        sparse_gradients: give the tables sparse gradients (needs an optimiser that takes them: SGD, Adagrad).
+
+    Raises:
+        ConfigError: with all problems at once.
+    """
+
+    table_rows: tuple[int, ...] = KAGGLE_TABLE_ROWS
+    embedding_dim: int = 16
+    dense_features: int = DENSE
+    bottom: tuple[int, ...] = (512, 256, 64, 16)
+    top: tuple[int, ...] = (512, 256, 1)
+    interact_itself: bool = False
+    sparse_gradients: bool = True
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ConfigError(problems)
+
+    def _problems(self) -> Iterable[str]:
+        for name in ("embedding_dim", "dense_features"):
+            if not _is_size(getattr(self, name)):
+                yield f"{name}={getattr(self, name)!r}: expected a whole number from 1"
+        for name in ("table_rows", "bottom", "top"):
+            sizes = getattr(self, name)
+            if not isinstance(sizes, tuple) or not sizes or not all(map(_is_size, sizes)):
+                yield f"{name}={sizes!r}: expected a tuple of one or more whole numbers from 1"
+            elif name == "bottom" and sizes[-1] != self.embedding_dim:
+                yield f"bottom={sizes!r}: the last width must be embedding_dim={self.embedding_dim}"
+            elif name == "top" and sizes[-1] != 1:
+                yield f"top={sizes!r}: the last width must be 1"
+
+    @property
+    def interaction_width(self) -> int:
+        """Width of the top MLP's input: the dense vector and one number per pair of features."""
+        features = 1 + len(self.table_rows)
+        pairs = features * (features - 1) // 2 + (features if self.interact_itself else 0)
+        return self.embedding_dim + pairs
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+class DLRM(nn.Module):
+    """Embedding tables, a bottom MLP, dot interaction, a top MLP; the output is the log-odds of a click.
+
+    All tables lie one after the other in one `nn.Embedding`, so one lookup serves the whole batch; `table` gives a
+    view of one of them.
+
+    Args:
+        config: the sizes.
+        generator: source of the initial weights; torch's global one by default.
+    """
+
+    row_offsets: Tensor
+    pairs: Tensor
+
+    def __init__(self, config: DLRMConfig, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.embedding_dim
+        first_rows = [0, *itertools.accumulate(config.table_rows)]
+        # Left uninitialised here: Meta's own initialisation follows, and a normal one would double the time.
+        self.embeddings = nn.Embedding(
+            first_rows[-1], dim, sparse=config.sparse_gradients, _weight=torch.empty(first_rows[-1], dim)
+        )
+        self.bottom = _mlp(config.dense_features, config.bottom, last_relu=True)
+        self.top = _mlp(config.interaction_width, config.top, last_relu=False)
+        features = 1 + len(config.table_rows)
+        row, column = torch.tril_indices(features, features, 0 if config.interact_itself else -1)
+        self.register_buffer("row_offsets", torch.tensor(first_rows[:-1]), persistent=False)
+        self.register_buffer("pairs", row * features + column, persistent=False)
+        self.reset_parameters(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw all weights as Meta does (create_mlp and create_emb of dlrm_s_pytorch.py).
+
+        Linear layers with m outputs and n inputs: weights N(0, 2 / (m + n)), biases N(0, 1 / m) (variances); tables
+        of n rows: uniform in +-sqrt(1 / n).
+        """
+        for layer in (*self.bottom, *self.top):
+            if isinstance(layer, nn.Linear):
+                outputs, inputs = layer.weight.shape
+                layer.weight.normal_(0.0, (2.0 / (outputs + inputs)) ** 0.5, generator=generator)
+                layer.bias.normal_(0.0, (1.0 / outputs) ** 0.5, generator=generator)
+        for index, rows in enumerate(self.config.table_rows):
+            bound = (1.0 / rows) ** 0.5
+            self.table(index).uniform_(-bound, bound, generator=generator)
+
+    def table(self, index: int) -> Tensor:
+        """Return a view of one table: [rows, embedding_dim]."""
+        return self.embeddings.weight.detach()[self._rows_of(index)]
+
+    def table_gradient(self, index: int) -> Tensor:
+        """Return the gradient of one table, dense: [rows, embedding_dim]; zeros before the first backward pass."""
+        gradient = self.embeddings.weight.grad
+        if gradient is None:
+            return torch.zeros_like(self.table(index))
+        return (gradient.to_dense() if gradient.is_sparse else gradient)[self._rows_of(index)]
+
+    def _rows_of(self, index: int) -> slice:
+        first = int(self.row_offsets[index])
+        return slice(first, first + self.config.table_rows[index])
+
+    def embed(self, categories: Tensor, bag_starts: Tensor | None = None) -> Tensor:
+        """Look up all tables and sum each bag.
+
+        Args:
+            categories: without `bag_starts` one id per sample and table, [B, T] int32 or int64;
+                with it the ids of all bags, table by table, [T, ids] int64.
+            bag_starts: where each sample's bag begins within its table's ids, [T, B] int64.
+
+        Returns:
+            [B, T, embedding_dim].
+        """
+        if bag_starts is None:
+            vectors: Tensor = self.embeddings(categories + self.row_offsets)
+            return vectors
+        tables, ids = categories.shape
+        table_starts = torch.arange(tables, device=bag_starts.device).unsqueeze(1) * ids
+        sums = functional.embedding_bag(
+            (categories + self.row_offsets.unsqueeze(1)).flatten(),
+            self.embeddings.weight,
+            (bag_starts + table_starts).flatten(),
+            mode="sum",
+            sparse=self.config.sparse_gradients,
+        )
+        return sums.view(tables, -1, self.config.embedding_dim).transpose(0, 1)
+
+    def interact(self, dense: Tensor, embedded: Tensor) -> Tensor:
+        """Return `dense` followed by the dot product of each pair of features, strict lower triangle row by row.
+
+        Args:
+            dense: output of the bottom MLP, [B, embedding_dim]: feature 0.
+            embedded: one vector per table, [B, T, embedding_dim]: features 1 to T.
+        """
+        features = torch.cat((dense.unsqueeze(1), embedded), dim=1)
+        products = torch.bmm(features, features.transpose(1, 2)).flatten(1)
+        return torch.cat((dense, products.index_select(1, self.pairs)), dim=1)
+
+    def forward(self, dense: Tensor, categories: Tensor, bag_starts: Tensor | None = None) -> Tensor:
+        """Return the log-odds of a click for each sample, [B] (their sigmoid is Meta's output).
+
+        Args:
+            dense: [B, dense_features] float32.
+            categories: see `embed`.
+            bag_starts: see `embed`.
+        """
+        bottom = self.bottom(dense)
+        logits: Tensor = self.top(self.interact(bottom, self.embed(categories, bag_starts)))
+        return logits.squeeze(1)
+
+
+def _mlp(inputs: int, widths: Sequence[int], *, last_relu: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for index, (before, after) in enumerate(itertools.pairwise((inputs, *widths))):
+        layers.append(nn.Linear(before, after))
+        if last_relu or index < len(widths) - 1:
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)

@@ -1,0 +1,186 @@
+"""The stages of the Criteo pipeline: what a torchdata.nodes graph is made of.
+
+Everything before the batcher works on blocks of about a thousand rows, so no stage loops over rows. What is random
+belongs to the item (seed, epoch, block number), never to a worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypedDict
+
+import numpy as np
+import torch
+from torchdata.nodes import BaseNode
+
+from dlrm_examples.blocks import BlockRef, Split, read_block
+from dlrm_examples.criteo import parse_block
+from dlrm_examples.tsv import Block, Rows
+
+__all__ = ["Batch", "Batcher", "Parse", "Read", "References", "Shuffle", "Task", "collate"]
+
+# The order of the blocks and the orders inside them must not share a random stream.
+BLOCK_ORDER, ROW_ORDER = 0, 1
+
+
+class Batch(TypedDict):
+    """What the model gets: dense [B, 13] float32, categories [B, 26] int32, labels [B] float32."""
+
+    dense: torch.Tensor
+    categories: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A block on its way: what it is, and what its random state is drawn from.
+
+    Args:
+        epoch: counts from 0.
+        index: number of the block in the files' own order.
+        content: a `BlockRef`, then a `Block`, then `Rows`.
+    """
+
+    epoch: int
+    index: int
+    content: Any
+
+
+class References(BaseNode[Task]):  # type: ignore[misc]
+    """The blocks of one epoch in an order drawn from (seed, epoch); every reset without a state is the next epoch."""
+
+    def __init__(self, refs: Sequence[BlockRef], *, shuffle: bool, seed: int) -> None:
+        super().__init__()
+        self.refs, self.shuffle, self.seed = refs, shuffle, seed
+        self.epoch, self.position = -1, 0
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        state = initial_state or {"epoch": self.epoch + 1, "position": 0}
+        self.epoch, self.position = state["epoch"], state["position"]
+        order = np.arange(len(self.refs))
+        self.order = np.random.default_rng([BLOCK_ORDER, self.seed, self.epoch]).permutation(order)
+        if not self.shuffle:
+            self.order = order
+
+    def next(self) -> Task:
+        if self.position >= len(self.order):
+            raise StopIteration
+        index = int(self.order[self.position])
+        self.position += 1
+        return Task(self.epoch, index, self.refs[index])
+
+    def get_state(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position}
+
+
+@dataclass(frozen=True)
+class Read:
+    """Read a block; `latency_s` more than the disk needs, to stand for a network file system."""
+
+    __name__: ClassVar[str] = "read"
+    latency_s: float = 0.0
+
+    def __call__(self, task: Task) -> Task:
+        if self.latency_s:
+            time.sleep(self.latency_s)
+        return Task(task.epoch, task.index, read_block(task.content))
+
+
+@dataclass(frozen=True)
+class Parse:
+    """Parse those lines of a block that belong to the split."""
+
+    __name__: ClassVar[str] = "parse"
+    table_rows: tuple[int, ...]
+    split: Split
+    on_bad_row: str = "error"
+
+    def __call__(self, task: Task) -> Task:
+        block: Block = task.content
+        select = (lambda offsets: self.split.select(block.path, offsets)) if self.split.test_fraction else None
+        return Task(
+            task.epoch, task.index, parse_block(block, self.table_rows, on_bad_row=self.on_bad_row, select=select)
+        )
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """Permute the rows of a block by a permutation drawn from (seed, epoch, block number)."""
+
+    __name__: ClassVar[str] = "shuffle"
+    seed: int
+    enabled: bool = True
+
+    def __call__(self, task: Task) -> Rows:
+        rows: Rows = task.content
+        if not self.enabled:
+            return rows
+        random = np.random.default_rng([ROW_ORDER, self.seed, task.epoch, task.index])
+        return rows.take(random.permutation(len(rows)))
+
+
+class Batcher(BaseNode[tuple[Rows, ...]]):  # type: ignore[misc]
+    """Cut a stream of `Rows` of any sizes into batches of exactly `batch_size` rows, each a tuple of views.
+
+    The state is the source's state before the oldest block that is not used up, and how many of its rows are: small,
+    and exact at every batch.
+    """
+
+    def __init__(self, source: BaseNode[Rows], batch_size: int, *, drop_last: bool = False) -> None:
+        super().__init__()
+        self.source, self.batch_size, self.drop_last = source, batch_size, drop_last
+        self._open: deque[tuple[dict[str, Any], Rows]] = deque()
+        self._used = 0
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        self._open.clear()
+        self._used = initial_state["used"] if initial_state else 0
+        self.source.reset(initial_state["source"] if initial_state else None)
+
+    def next(self) -> tuple[Rows, ...]:
+        while self._available() < self.batch_size and self._fetch():
+            pass
+        wanted = min(self.batch_size, self._available())
+        if wanted <= 0 or (self.drop_last and wanted < self.batch_size):
+            raise StopIteration
+        parts = []
+        while wanted:
+            rows = self._open[0][1]
+            part = rows.take(slice(self._used, self._used + wanted))
+            parts.append(part)
+            wanted -= len(part)
+            self._used += len(part)
+            if self._used == len(rows):
+                self._open.popleft()
+                self._used = 0
+        return tuple(parts)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"source": self._open[0][0] if self._open else self.source.state_dict(), "used": self._used}
+
+    def _available(self) -> int:
+        return sum(len(rows) for _, rows in self._open) - self._used
+
+    def _fetch(self) -> bool:
+        before = self.source.state_dict()
+        try:
+            rows = next(self.source)
+        except StopIteration:
+            return False
+        if len(rows):
+            self._open.append((before, rows))
+        return True
+
+
+def collate(parts: tuple[Rows, ...]) -> Batch:
+    """Join the parts of a batch and hand them over as tensors."""
+    return {
+        "dense": torch.from_numpy(np.concatenate([part.dense for part in parts])),
+        "categories": torch.from_numpy(np.concatenate([part.categories for part in parts])),
+        "labels": torch.from_numpy(np.concatenate([part.labels for part in parts])),
+    }

@@ -1,0 +1,213 @@
+"""The policies without learning; every one of them is part of the product, so that better ones have to beat it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from intune_callbacks.agent.fitter import Fitter, Measured
+from intune_callbacks.agent.jump import WORTH, ModelJump, changed_cpus
+from intune_callbacks.agent.model import demand_batches_per_s, is_input_bound, over_budget, plan, predict
+from intune_callbacks.config import POLICIES, choice_problem
+from intune_callbacks.errors import ConfigError
+from intune_callbacks.types import Allocation, Observation, Policy, Proposal, Stage
+
+__all__ = ["ClosedForm", "EvenSplit", "HillClimb", "ModelJump", "make_policy"]
+
+GAINED, NOT_LOST = 1.012, 0.997
+"""Ratios of throughput from which on a growing and a shrinking move are kept."""
+MOST_FAILS = 14
+RETRY_EVERY = 10
+
+
+class EvenSplit:
+    """Gives every worker stage the same number of CPUs and twice as wide a window; follows the machine's size."""
+
+    name = "even"
+
+    def decide(self, observation: Observation) -> Proposal:
+        """Return the even split where it differs from what is there."""
+        stages = _worker_stages(observation)
+        each = max(1, int(observation.resources.cpus / max(1, len(stages))))
+        wanted = {stage.name: min(max(each, stage.low), stage.high) for stage in stages}
+        wanted = _with_windows(wanted, observation)
+        reason = f"{observation.resources.cpus:g} CPUs over {len(stages)} stages"
+        return Proposal(wanted, reason, settled=wanted.items() <= observation.allocation.items())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: this policy has no memory."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take nothing back."""
+
+
+class ClosedForm:
+    """Goes to the allocation of the fitted model whenever that promises 4 % more, at every decision."""
+
+    name = "closed-form"
+
+    def __init__(self) -> None:
+        self._fitter = Fitter()
+
+    def decide(self, observation: Observation) -> Proposal:
+        """Return the fitted allocation if it is worth a change or the CPUs are overcommitted."""
+        self._fitter.learn(observation)
+        if not self._fitter.is_reliable(observation):
+            return Proposal(reason="measuring: some stage has made too few items to be judged")
+        fits, stages, cpus = self._fitter.fits(), observation.stages, observation.resources.cpus
+        demand = demand_batches_per_s(observation)
+        target = plan(fits, stages, cpus, demand)
+        now = predict(fits, stages, {}, cpus, demand)
+        worth = is_input_bound(observation) and target.rate >= WORTH * now
+        if not worth and not over_budget(fits, stages, cpus):
+            return Proposal(reason=f"no allocation promises {WORTH - 1:.0%} more", settled=True)
+        return Proposal(
+            target.allocation,
+            f"{target.rate:.3g} batches/s expected instead of {now:.3g}, limited by {target.limit}",
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the fitted readings."""
+        return {"fitter": self._fitter.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._fitter.load_state_dict(state["fitter"])
+
+
+class HillClimb:
+    """Tries one move at a time and keeps it only if the measured throughput says so.
+
+    Moves: more workers for the bottleneck, workers moved to it from the idlest stage, a window twice as wide, fewer
+    workers for the idlest stage; one step or five. The move that failed least is tried next.
+
+    Args:
+        windows: windows each allocation is measured.
+    """
+
+    name = "hill-climb"
+
+    def __init__(self, windows: int = 2) -> None:
+        self._windows = windows
+        self._cpus: float | None = None
+        self._now: Measured | None = None
+        self._base: Measured | None = None
+        self._move = ""
+        self._tries = 0
+        self._fails = dict.fromkeys(("grow", "transfer", "widen", "shed"), 0)
+
+    def decide(self, observation: Observation) -> Proposal:
+        """Return the next trial, or the way back from a failed one."""
+        before, self._cpus = self._cpus, observation.resources.cpus
+        if before is not None and changed_cpus(before, self._cpus):
+            self._reset()
+            return Proposal(_scaled(observation, self._cpus / before), f"{before:g} -> {self._cpus:g} CPUs: rescaled")
+        if self._now is None or self._now.allocation != observation.allocation:
+            self._now = Measured(observation.allocation)
+        self._now.add(observation)
+        if len(self._now) < self._windows:
+            return Proposal(reason=f"measuring, window {len(self._now)} of {self._windows}")
+        if self._base is not None and self._now.allocation != self._base.allocation:
+            ratio, _ = self._now.ratio_to(self._base)
+            if ratio < (NOT_LOST if self._move == "shed" else GAINED):
+                self._fails[self._move] += 1
+                return Proposal(self._base.allocation, f"{self._move} taken back: {ratio:.3f} x the throughput")
+            self._fails = dict.fromkeys(self._fails, 0)
+        self._base = self._now
+        return self._try(observation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which moves failed how often."""
+        return {"fails": dict(self._fails), "tries": self._tries}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._fails.update({name: int(n) for name, n in state["fails"].items() if name in self._fails})
+        self._tries = int(state["tries"])
+
+    def _reset(self) -> None:
+        self._now = self._base = None
+        self._fails = dict.fromkeys(self._fails, 0)
+
+    def _try(self, observation: Observation) -> Proposal:
+        self._tries += 1
+        if not is_input_bound(observation):
+            return Proposal(reason="the input pipeline is not the bottleneck", settled=True)
+        if sum(self._fails.values()) > MOST_FAILS and self._tries % RETRY_EVERY:
+            return Proposal(reason="no move helps any more", settled=True)
+        for move in sorted(self._fails, key=lambda name: self._fails[name]):
+            trial = _moved(observation, move, 5 if self._tries % 2 == 0 else 1)
+            if not trial.items() <= observation.allocation.items():
+                self._move = move
+                return Proposal(trial, f"trying to {move}: " + ", ".join(f"{k} {v}" for k, v in trial.items()))
+            self._fails[move] += 1
+        return Proposal(reason="no move is possible", settled=True)
+
+
+def make_policy(name: str) -> Policy:
+    """Return a new policy.
+
+    Args:
+        name: one of `intune_callbacks.config.POLICIES`.
+
+    Raises:
+        ConfigError: for a name that does not exist.
+    """
+    makers: dict[str, Callable[[], Policy]] = {
+        maker.name: maker for maker in (ModelJump, HillClimb, ClosedForm, EvenSplit)
+    }
+    if name not in makers:
+        raise ConfigError(list(choice_problem("policy", name, POLICIES)))
+    return makers[name]()
+
+
+def _worker_stages(observation: Observation) -> list[Stage]:
+    return [stage for stage in observation.stages if stage.kind != "memory"]
+
+
+def _with_windows(workers: Allocation, observation: Observation, factor: int = 2) -> Allocation:
+    """Add windows `factor` times as wide as the workers, so that one slow item does not stop the others."""
+    windows = {
+        stage.name: min(max(factor * workers[stage.window_of], stage.low), stage.high)
+        for stage in observation.stages
+        if stage.window_of in workers
+    }
+    return workers | windows
+
+
+def _scaled(observation: Observation, factor: float) -> Allocation:
+    stages = [stage for stage in _worker_stages(observation) if stage.low < stage.high]
+    workers = {s.name: min(max(round(s.current * factor), s.low), s.high) for s in stages}
+    return _with_windows(workers, observation)
+
+
+def _moved(observation: Observation, move: str, step: int) -> Allocation:
+    """Return the changes of one move; empty when it is not possible."""
+    stages = {s.name: s for s in _worker_stages(observation) if s.name in observation.rates}
+    # Worker seconds per batch and worker: the largest paces the pipeline, the smallest idles most.
+    load = {
+        name: r.items_per_batch * r.service_s / stages[name].current
+        for name, r in observation.rates.items()
+        if name in stages and stages[name].low < stages[name].high
+    }
+    if not load:
+        return {}
+    slow, idle = max(load, key=lambda name: load[name]), min(load, key=lambda name: load[name])
+    more = min(stages[slow].current + step, stages[slow].high)
+    fewer = max(stages[idle].current - step, stages[idle].low)
+    if move == "widen":
+        return {s.name: min(2 * s.current, s.high) for s in observation.stages if s.window_of == slow}
+    if move == "shed":
+        return {idle: fewer} if fewer < stages[idle].current else {}
+    if move == "transfer":
+        can = idle != slow and fewer < stages[idle].current
+        return _widened({slow: more, idle: fewer}, observation) if can else {}
+    return _widened({slow: more}, observation)
+
+
+def _widened(workers: Allocation, observation: Observation) -> Allocation:
+    """Add windows that are too narrow for the new workers."""
+    wide = _with_windows(workers, observation)
+    now = observation.allocation
+    return {name: max(value, now[name]) if name not in workers else value for name, value in wide.items()}

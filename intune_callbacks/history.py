@@ -1,0 +1,162 @@
+"""Remember every decision: what was seen, done and why, and what it brought; one JSON line each."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from intune_callbacks.monitor.verdict import settle
+from intune_callbacks.types import Allocation, Observation
+
+__all__ = ["Decision", "History", "describe"]
+
+KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One turn of the loop.
+
+    Args:
+        observation: what was seen.
+        before: the allocation then.
+        after: the allocation from then on.
+        proposed: the changes the policy wanted, before the guard.
+        granted: the changes the guard left of it; in mode ``advise`` that is the advice.
+        reason: why, in one sentence.
+        vetoes: what the guard refused, and why.
+        applied: True if the pipeline was resized.
+        settled: True while the policy holds what it found.
+        resize_s: seconds the resize took.
+        effect: samples/s of the next observation / samples/s of this one; None until it is known.
+    """
+
+    observation: Observation
+    before: Allocation
+    after: Allocation
+    proposed: Allocation = field(default_factory=dict)
+    granted: Allocation = field(default_factory=dict)
+    reason: str = ""
+    vetoes: tuple[str, ...] = ()
+    applied: bool = False
+    settled: bool = False
+    resize_s: float = 0.0
+    effect: float | None = None
+
+    @property
+    def is_eventful(self) -> bool:
+        """True if something was proposed, changed or refused."""
+        return self.applied or bool(self.proposed) or bool(self.vetoes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the decision as plain JSON types, numbers with six digits."""
+        seen, machine = self.observation, self.observation.resources
+        rates = {
+            name: {key: _number(getattr(r, key)) for key in r.__dataclass_fields__} for name, r in seen.rates.items()
+        }
+        return {
+            "step": seen.step,
+            "at_s": _number(seen.at_s),
+            "observation": {
+                "elapsed_s": _number(seen.elapsed_s),
+                "batches_per_s": _number(seen.batches_per_s),
+                "samples_per_s": _number(seen.samples_per_s),
+                "wait_frac": _number(seen.wait_frac),
+                "exposed_wait_frac": _number(seen.exposed_wait_frac),
+                "model_s": _number(seen.model_s),
+                "cpus": _number(machine.cpus),
+                "memory_used_bytes": machine.memory_used_bytes,
+                "memory_limit_bytes": machine.memory_limit_bytes,
+                "gpu_utilisation": _number(machine.gpu_utilisation),
+                "rates": rates,
+            },
+            "before": self.before,
+            "proposed": self.proposed,
+            "granted": self.granted,
+            "after": self.after,
+            "reason": self.reason,
+            "vetoes": list(self.vetoes),
+            "applied": self.applied,
+            "settled": self.settled,
+            "resize_s": _number(self.resize_s),
+            "effect": _number(self.effect),
+        }
+
+
+class History:
+    """Keeps the eventful decisions and the last thousand others, and writes all of them to a file.
+
+    Args:
+        path: the file, appended to; its folder is made at the first line. None writes nothing.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = None if path is None else Path(path)
+        self._events: list[Decision] = []
+        self._others: deque[Decision] = deque(maxlen=KEPT)
+
+    def add(self, decision: Decision) -> None:
+        """Remember one decision whose effect is known, or never will be.
+
+        Raises:
+            OSError: when the line cannot be written (the decision is remembered nevertheless).
+        """
+        (self._events if decision.is_eventful else self._others).append(decision)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Opened anew for each line: nothing is lost when the process is killed, and no file is left open.
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(decision.to_json(), allow_nan=False) + "\n")
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What is remembered, oldest first."""
+        return tuple(sorted((*self._events, *self._others), key=lambda decision: decision.observation.step))
+
+    @property
+    def events(self) -> tuple[Decision, ...]:
+        """The decisions in which something was proposed, changed or refused."""
+        return tuple(self._events)
+
+
+def describe(observations: Sequence[Observation]) -> dict[str, Any]:
+    """Return the medians and the verdict of some windows in plain JSON types.
+
+    Args:
+        observations: windows of one allocation, oldest first; without any every number is None.
+    """
+    judged = settle(observations)
+    last = observations[-1] if observations else None
+    return {
+        "throughput_samples_per_s": _middle([o.samples_per_s for o in observations]),
+        "throughput_batches_per_s": _middle([o.batches_per_s for o in observations]),
+        "wait_frac": _middle([o.wait_frac for o in observations]),
+        "exposed_wait_frac": _middle([o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]),
+        "model_s": _middle([o.model_s for o in observations]),
+        "allocation": last.allocation if last else {},
+        "memory_used_bytes": last.resources.memory_used_bytes if last else None,
+        "memory_limit_bytes": last.resources.memory_limit_bytes if last else None,
+        "cpus": _number(last.resources.cpus) if last else None,
+        "windows": len(observations),
+        "verdict": judged.kind,
+        "stage": judged.stage,
+        "headroom": _number(judged.headroom),
+        "why": judged.why,
+    }
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return _number(median(values)) if values else None
+
+
+def _number(value: float | None) -> float | None:
+    """Six digits are more than was measured, and JSON knows no infinity."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")

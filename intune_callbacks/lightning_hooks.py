@@ -1,0 +1,216 @@
+"""All that reads or replaces a private attribute of a Lightning Trainer; what is missing is reported, never raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from intune_callbacks.pipelines.base import Combined
+from intune_callbacks.pipelines.find import Found
+
+__all__ = ["FetchHooks", "TrainLoaders", "leaves", "samples_in"]
+
+_FETCH_HOOKS = ("_on_before_fetch", "_on_after_fetch")
+
+
+class FetchHooks:
+    """Runs one function before and one after every fetch of a training batch.
+
+    Lightning calls ``epoch_loop._on_before_fetch`` and ``_on_after_fetch`` around ``next()`` of the train loaders and
+    looks both up at the start of each epoch; the gap between two public hooks would also contain the transfer to the
+    device, other callbacks, validation and, under DDP, a collective.
+
+    Args:
+        epoch_loop: ``trainer.fit_loop.epoch_loop``.
+        before: called before Lightning's own hook.
+        after: called after Lightning's own hook, also when the fetch ended in an exception.
+    """
+
+    def __init__(self, epoch_loop: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self._loop, self._before, self._after = epoch_loop, before, after
+        self._installed: dict[str, Callable[[], None]] = {}
+
+    def attach(self) -> str | None:
+        """Install both; return why that is impossible, or None."""
+        stock = [getattr(self._loop, name, None) for name in _FETCH_HOOKS]
+        missing = [name for name, hook in zip(_FETCH_HOOKS, stock, strict=True) if not callable(hook)]
+        if missing:
+            return (
+                f"this version of Lightning has no epoch_loop.{' and no epoch_loop.'.join(missing)}, "
+                "so the data wait cannot be measured; nothing is tuned"
+            )
+        stock_before, stock_after = stock
+        before, after = self._before, self._after
+
+        def on_before_fetch() -> None:
+            before()
+            stock_before()  # type: ignore[misc]
+
+        def on_after_fetch() -> None:
+            stock_after()  # type: ignore[misc]
+            after()
+
+        self._installed = dict(zip(_FETCH_HOOKS, (on_before_fetch, on_after_fetch), strict=True))
+        for name, hook in self._installed.items():
+            setattr(self._loop, name, hook)
+        return None
+
+    def detach(self) -> None:
+        """Give Lightning its own hooks back."""
+        for name, hook in self._installed.items():
+            if vars(self._loop).get(name) is hook:
+                delattr(self._loop, name)
+        self._installed = {}
+
+
+class TrainLoaders:
+    """The train loaders a Trainer holds, made tunable while they run.
+
+    Args:
+        fit_loop: ``trainer.fit_loop``.
+        find: returns what can be tuned in one loader (``.pipeline`` and ``.why``).
+    """
+
+    def __init__(self, fit_loop: Any, find: Callable[[Any], Found]) -> None:
+        self._fit_loop, self._find = fit_loop, find
+        self._source: Any = None
+        self._found: dict[int, tuple[Any, Found]] = {}  # by id(); the loader is kept so that its id stays its own
+        self._loaders: list[Any] = []
+        self._ours: list[Any] = []
+        self._unreachable: str | None = None
+
+    def attach(self, requested: Callable[[Any], None]) -> None:
+        """Call `requested` with each loader the moment Lightning asks for it: before the first ``iter()``."""
+        source = getattr(self._fit_loop, "_data_source", None)
+        stock = getattr(source, "dataloader", None)
+        if source is None or not callable(stock):
+            return  # the loaders are still met at the first fetch, only not before their first iter()
+
+        def dataloader() -> Any:
+            loaders = stock()
+            for leaf in leaves(loaders):
+                requested(leaf)
+            return loaders
+
+        source.dataloader, self._source = dataloader, source
+
+    def detach(self) -> None:
+        """Give Lightning its own data source back."""
+        if self._source is not None:
+            vars(self._source).pop("dataloader", None)
+            self._source = None
+
+    def prepare(self, loader: Any) -> None:
+        """Make `loader` tunable from its first item, if it can be."""
+        pipeline = self._of(loader).pipeline
+        if pipeline is not None:
+            pipeline.prepare()
+
+    def refresh(self) -> bool:
+        """Take over every running iterator that is not ours yet.
+
+        Returns:
+            True when Lightning holds other loaders than at the last call: then `pipeline` is a new one.
+        """
+        combined = getattr(self._fit_loop, "_combined_loader", None)
+        iterators = getattr(getattr(combined, "_iterator", None), "iterators", None)
+        loaders = getattr(combined, "flattened", None)
+        if not isinstance(iterators, list) or not isinstance(loaders, list) or len(iterators) != len(loaders):
+            self._unreachable = "the running iterators of this version of Lightning's fit_loop cannot be reached"
+            return False
+        if len(self._ours) == len(iterators) and all(a is b for a, b in zip(self._ours, iterators, strict=True)):
+            return False
+        self._unreachable = None
+        changed = not _same(loaders, self._loaders)
+        if changed:
+            self._loaders = list(loaders)
+        for place, (loader, iterator) in enumerate(zip(loaders, iterators, strict=True)):
+            pipeline = self._of(loader).pipeline
+            if pipeline is not None:
+                iterators[place] = pipeline.adopt(iterator)
+        self._ours = list(iterators)
+        return changed
+
+    def pipeline(self) -> Combined:
+        """Return all that can be tuned, with the loaders' names in front of the stages when there are several."""
+        names = _names(getattr(self._fit_loop, "_combined_loader", None), len(self._loaders))
+        found = {name: self._of(loader).pipeline for name, loader in zip(names, self._loaders, strict=True)}
+        return Combined({name: pipeline for name, pipeline in found.items() if pipeline is not None})
+
+    def why(self) -> tuple[str, ...]:
+        """Return, for each loader that cannot be tuned, the reason and the smallest change that would help."""
+        reasons = [self._of(loader).why for loader in self._loaders if self._of(loader).pipeline is None]
+        return tuple(dict.fromkeys([self._unreachable] if self._unreachable else reasons))
+
+    def release_old(self) -> None:
+        """Close the pools of loaders Lightning no longer holds."""
+        held = {id(loader) for loader in self._loaders}
+        for key in [key for key in self._found if key not in held]:
+            _close(self._found.pop(key)[1])
+
+    def close(self) -> None:
+        """Close every pool, also when one of them fails; safe to call twice."""
+        errors = []
+        while self._found:
+            try:
+                _close(self._found.popitem()[1][1])
+            except Exception as error:
+                errors.append(error)
+        self._loaders, self._ours = [], []
+        if errors:
+            raise errors[0]
+
+    def _of(self, loader: Any) -> Found:
+        if id(loader) not in self._found:
+            self._found[id(loader)] = (loader, self._find(loader))
+        return self._found[id(loader)][1]
+
+
+def leaves(loaders: Any) -> Iterator[Any]:
+    """Yield the single loaders in what a user may give as train loaders: one, a collection, or a CombinedLoader."""
+    if isinstance(loaders, Mapping):
+        for value in loaders.values():
+            yield from leaves(value)
+    elif isinstance(loaders, (list, tuple)):
+        for value in loaders:
+            yield from leaves(value)
+    elif isinstance(getattr(loaders, "flattened", None), list):
+        yield from loaders.flattened
+    else:
+        yield loaders
+
+
+def samples_in(batch: Any) -> int:
+    """Return the length of the first tensor or array in `batch`, 1 if there is none."""
+    return _first_length(batch) or 1
+
+
+def _first_length(batch: Any) -> int:
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 0
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif not isinstance(batch, (list, tuple)):
+        return 0
+    for part in batch:
+        length = _first_length(part)
+        if length:
+            return length
+    return 0
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _names(combined: Any, count: int) -> list[str]:
+    given = getattr(combined, "iterables", None)
+    if isinstance(given, Mapping) and len(given) == count:
+        return [str(name) for name in given]
+    return [str(place) for place in range(count)]
+
+
+def _close(found: Found) -> None:
+    if found.pipeline is not None:
+        found.pipeline.close()

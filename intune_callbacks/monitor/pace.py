@@ -1,0 +1,67 @@
+"""When a window opens and when a decision is due, counted in batches and in time without pauses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from intune_callbacks.config import TunerConfig
+from intune_callbacks.monitor.wait import StepTotals
+
+__all__ = ["Pace"]
+
+SETTLE_BATCHES, SETTLE_S = 10, 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class _Gate:
+    """Opens after `steps` and `active_s`, or, for pipelines of several seconds a batch, `slow_steps` and `slow_s`."""
+
+    steps: int
+    active_s: float
+    slow_steps: int
+    slow_s: float
+
+
+class Pace:
+    """Warm-up, then windows of at least `decide_every_s` and `decide_every_batches`, each resize left time to act.
+
+    Args:
+        config: `warmup_batches`, `decide_every_s` and `decide_every_batches` are used.
+    """
+
+    def __init__(self, config: TunerConfig) -> None:
+        slow_s = 10.0 * max(1.0, config.decide_every_s)
+        self._settle_slow_s = max(1.0, config.decide_every_s)
+        self._decision = _Gate(config.decide_every_batches, config.decide_every_s, 2, slow_s)
+        self._gate = _Gate(config.warmup_batches, 0.0, 2, slow_s / 3.0)
+        self._steps, self._active_s = 0, 0.0
+
+    @property
+    def is_measuring(self) -> bool:
+        """True while a window is open; False during warm-up and while a resize settles."""
+        return self._gate is self._decision
+
+    def is_due(self, totals: StepTotals) -> bool:
+        """Return True when the present phase is over."""
+        gate = self._gate
+        steps = totals.steps - self._steps
+        active_s = totals.wait_s + totals.model_s - self._active_s
+        regular = steps >= gate.steps and active_s >= gate.active_s
+        return regular or (steps >= gate.slow_steps and active_s >= gate.slow_s)
+
+    def measure(self, totals: StepTotals) -> None:
+        """Begin a window."""
+        self._begin(self._decision, totals)
+
+    def settle(self, totals: StepTotals, window: int) -> None:
+        """Leave out the batches that were finished, or begun, before a resize.
+
+        Args:
+            totals: the step timer's totals.
+            window: results that may have been ready for the consumer.
+        """
+        self._begin(_Gate(min(SETTLE_BATCHES, window), SETTLE_S, 1, self._settle_slow_s), totals)
+
+    def _begin(self, gate: _Gate, totals: StepTotals) -> None:
+        self._gate = gate
+        self._steps, self._active_s = totals.steps, totals.wait_s + totals.model_s

@@ -1,0 +1,181 @@
+"""What a run found: `report.json` and the card printed at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+__all__ = ["build_report", "end_card", "write_report"]
+
+FRAMEWORKS = ("torch", "pytorch_lightning", "lightning", "torchdata")
+
+
+def build_report(
+    summary: Mapping[str, Any], *, mode_source: str = "default", auc: float | None = None, note: str | None = None
+) -> dict[str, Any]:
+    """Return the report of one run.
+
+    Args:
+        summary: what `Tuner.summary()` gave.
+        mode_source: where the mode came from: ``INTUNE_MODE``, ``argument`` or ``default``.
+        auc: test AUC of the trained model, if a recipe measured it.
+        note: why nothing can be tuned and what would change that, if so.
+
+    Returns:
+        The summary with ``verdict``, ``why``, ``next``, ``memory``, ``versions``, ``mode_source`` and ``auc``.
+    """
+    before, after = summary["before"], summary["after"]
+    return {
+        "verdict": after["verdict"],
+        "why": before["why"],
+        "next": _next(summary, note),
+        "mode": summary["mode"],
+        "mode_source": mode_source,
+        "policy": summary["policy"],
+        "before": before,
+        "after": after,
+        "changes": summary["changes"],
+        "settled_after_s": summary["settled_after_s"],
+        "wall_s": summary["wall_s"],
+        "steps": summary["steps"],
+        "samples": summary["samples"],
+        "stages": summary["stages"],
+        "memory": {
+            "before_bytes": before["memory_used_bytes"],
+            "after_bytes": after["memory_used_bytes"],
+            "limit_bytes": after["memory_limit_bytes"],
+            "soft_limit_frac": summary["memory_soft_limit"],
+        },
+        "frozen": summary["frozen"],
+        "auc": auc,
+        "versions": _versions(),
+        "decisions": summary["decisions"],
+    }
+
+
+def write_report(directory: str | Path, report: Mapping[str, Any]) -> Path:
+    """Write `report.json` as a whole or not at all, and return its path.
+
+    Args:
+        directory: made if it does not exist.
+        report: what `build_report` gave.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    path = Path(directory) / "report.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def end_card(report: Mapping[str, Any]) -> str:
+    """Return the card: verdict first, then why, before, after and what to do next, one line each.
+
+    Args:
+        report: what `build_report` gave.
+    """
+    before, after = report["before"], report["after"]
+    changes, settled_s = report["changes"], report["settled_after_s"]
+    first, last = before["verdict"].upper(), after["verdict"].upper()
+    facts = [_duration(report["wall_s"]), _count(changes, "change") if changes else "nothing was changed"]
+    if settled_s is not None:
+        facts.append(f"settled after {_duration(settled_s)}")
+    if report["frozen"]:
+        facts.append("frozen")
+    lines = [f"InTune  {first} -> {last}" if first != last else f"InTune  {last}"]
+    lines[0] = f"{lines[0]:<34}  {', '.join(facts)}"
+    fed = after["verdict"] in ("compute-bound", "balanced") and not changes
+    lines.append(f"why     {'the input pipeline is not the bottleneck; nothing was changed' if fed else report['why']}")
+    if changes:
+        lines.append(f"before  {_line(before, report['stages'], 'first')}")
+        headroom = after["headroom"]
+        left = f"   headroom left {headroom:.0%}" if headroom is not None else ""
+        lines.append(f"after   {_line(after, report['stages'], 'current')}{left}")
+    else:
+        lines.append(f"now     {_line(after, report['stages'], 'current')}")
+    if report["frozen"]:
+        lines.append(f"frozen  {report['frozen']}")
+    lines.append(f"next    {report['next']}")
+    return "\n".join(lines)
+
+
+def _next(summary: Mapping[str, Any], note: str | None) -> str:
+    verdict, stage = summary["after"]["verdict"], summary["after"]["stage"]
+    if note:
+        return note
+    if summary["frozen"]:
+        return "the allocation stayed where it was; please report the error above"
+    if verdict == "too short":
+        return "train longer: nothing can be said about so few steps"
+    if summary["mode"] == "advise":
+        advice = next((d["granted"] for d in reversed(summary["decisions"]) if d["granted"]), None)
+        if advice:
+            first = {entry["name"]: entry["first"] for entry in summary["stages"]}
+            listed = ", ".join(f"{name} {value} (was {first.get(name, '?')})" for name, value in advice.items())
+            return f"set {listed}, or let mode='tune' do it"
+    if verdict == "input-bound":
+        if summary["mode"] == "observe":
+            return "run with mode='tune', or mode='advise' to see what it would do"
+        where = f"{stage!r}" if stage else "the input"
+        return f"{where} still limits: give the machine more CPUs or make that stage cheaper"
+    if summary["changes"]:
+        workers = {e["name"]: e["current"] for e in summary["stages"] if e["unit"] == "workers"}
+        return "start the next run with " + ", ".join(f"{name} {n}" for name, n in workers.items())
+    return "to train faster, make the model faster"
+
+
+def _line(side: Mapping[str, Any], stages: list[Mapping[str, Any]], which: str) -> str:
+    rate = side["throughput_samples_per_s"]
+    parts = [f"{_grouped(rate)} samples/s" if rate is not None else "not measured", _allocation(stages, which)]
+    used, limit = side["memory_used_bytes"], side["memory_limit_bytes"]
+    if used is not None and limit:
+        parts.append(f"  RAM {used / 1e9:.1f} of {limit / 1e9:.0f} GB")
+    return "   ".join(part for part in parts if part)
+
+
+def _allocation(stages: list[Mapping[str, Any]], which: str) -> str:
+    """Workers and depths; a window only where it changed while its workers did not."""
+    moved = {entry["name"]: entry["first"] != entry["current"] for entry in stages}
+    return " · ".join(
+        f"{entry['name']} {entry[which]}"
+        for entry in stages
+        if entry["window_of"] is None or (moved[entry["name"]] and not moved.get(entry["window_of"], False))
+    )
+
+
+def _grouped(value: float) -> str:
+    return f"{value:,.0f}".replace(",", " ") if value >= 100 else f"{value:.3g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _duration(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {int(seconds % 60)} s" if minutes else f"{seconds:.0f} s"
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what is in use; a framework nobody imported is not imported for that."""
+    found = {"python": platform.python_version()}
+    found["intune_callbacks"] = str(sys.modules["intune_callbacks"].__dict__["__version__"])
+    with contextlib.suppress(PackageNotFoundError):
+        found["numpy"] = version("numpy")
+    for name in FRAMEWORKS:
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "__version__"):
+            found[name] = str(module.__version__)
+    return found

@@ -1,0 +1,267 @@
+"""The one loop: observe, decide, guard, resize, record; never an error into the training, never a long wait."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from intune_callbacks.agent.baselines import make_policy
+from intune_callbacks.config import TunerConfig
+from intune_callbacks.guard import Guard
+from intune_callbacks.history import Decision, History, describe
+from intune_callbacks.monitor.pace import Pace
+from intune_callbacks.monitor.resources import MachineProbe
+from intune_callbacks.monitor.wait import StepTotals
+from intune_callbacks.monitor.window import Window
+from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Stage
+
+__all__ = ["Tuner"]
+
+KEPT_WINDOWS = 50
+SAVED_DECISIONS = 20
+
+
+class Tuner:
+    """Tunes one running pipeline from the thread that trains.
+
+    Args:
+        pipeline: what to tune; whoever made it closes it.
+        config: how; its mode is ``observe``, ``advise`` or ``tune``.
+        policy: who chooses; by default `config.policy`.
+        probe: what the machine has; by default this machine.
+        clock: times the resizes.
+        history: where decisions are kept; by default in memory only.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        config: TunerConfig,
+        *,
+        policy: Policy | None = None,
+        probe: Probe | None = None,
+        clock: Clock | None = None,
+        history: History | None = None,
+    ) -> None:
+        self.frozen: str | None = None
+        self.history = history if history is not None else History()
+        self._pipeline, self._config, self._clock = pipeline, config, clock or Clock()
+        self._policy = policy if policy is not None else make_policy(config.policy)
+        self._probe = probe if probe is not None else MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
+        self._guard = Guard(config)
+        self._window = Window()
+        self._totals = StepTotals()
+        self._samples = 0
+        self._changes = 0
+        self._settled_after_s: float | None = None
+        self._pending: Decision | None = None
+        self._stages: tuple[Stage, ...] = ()
+        self._carried: Allocation = {}
+        self._past: list[dict[str, Any]] = []
+        self._before: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
+        self._after: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
+        self._pace = Pace(config)
+
+    def batch(self, totals: StepTotals, samples: int, exposed_wait_s: float | None = None) -> Decision | None:
+        """Take note of one batch; observe and decide if it is time. Never raises: an internal error freezes the tuner.
+
+        Args:
+            totals: the step timer's totals, at the end of a step.
+            samples: samples of this batch.
+            exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
+
+        Returns:
+            The decision of this batch; None when none was due. Its effect is known at the next one.
+        """
+        self._samples += samples
+        self._totals = totals
+        if self.frozen is not None:
+            return None
+        try:
+            if not self._pace.is_due(totals):
+                return None
+            if self._pace.is_measuring:
+                return self._turn(totals, exposed_wait_s)
+            self._window.restart(totals, self._samples, self._pipeline.stats(), exposed_wait_s)
+            self._pace.measure(totals)
+        except Exception as error:
+            self._freeze(error)
+        return None
+
+    def rebind(self, pipeline: Pipeline) -> None:
+        """Go on with new loader objects (a new epoch): what was tuned is carried over by stage name."""
+        self._pipeline = pipeline
+        if self.frozen is not None:
+            return
+        try:
+            self._carry_over()
+            self._settle()
+        except Exception as error:
+            self._freeze(error)
+
+    def close(self) -> None:
+        """Write the last decision; the pipeline is left as it is."""
+        pending, self._pending = self._pending, None
+        try:
+            if pending is not None:
+                self.history.add(pending)
+        except Exception as error:
+            if self.frozen is None:
+                self._freeze(error)
+
+    def summary(self) -> dict[str, Any]:
+        """Return all that the report needs, in plain JSON types."""
+        first = self._before[0].allocation if self._before else {}
+        after = self._after or self._before
+        events = [*self.history.events, *([self._pending] if self._pending and self._pending.is_eventful else [])]
+        return {
+            "mode": self._config.mode,
+            "policy": self._policy.name,
+            "frozen": self.frozen,
+            "changes": self._changes,
+            "settled_after_s": self._settled_after_s,
+            "wall_s": self._totals.wall_s,
+            "steps": self._totals.steps,
+            "samples": self._samples,
+            "stages": [asdict(stage) | {"first": first.get(stage.name, stage.current)} for stage in self._stages],
+            "memory_soft_limit": self._config.memory_soft_limit,
+            "before": describe(tuple(self._before)),
+            "after": describe(tuple(after)),
+            "decisions": [decision.to_json() for decision in events],
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return allocation, policy, guard and the tail of the history, in plain JSON types."""
+        tail = [decision.to_json() for decision in self.history.decisions[-SAVED_DECISIONS:]]
+        allocation = {stage.name: stage.current for stage in self._stages}
+        return {
+            "allocation": self._carried | allocation if self._changes or self._carried else {},
+            "policy": {"name": self._policy.name, "state": self._policy.state_dict()},
+            "guard": self._guard.state_dict(),
+            "history": [*self._past, *tail][-SAVED_DECISIONS:],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave and go to its allocation, as far as the guard lets this machine.
+
+        A state that does not fit is reported as a warning and left alone.
+        """
+        try:
+            self._guard.load_state_dict(state["guard"])
+            if state["policy"]["name"] == self._policy.name:
+                self._policy.load_state_dict(state["policy"]["state"])
+            self._past = list(state["history"])
+            self._carried = {str(name): int(value) for name, value in state["allocation"].items()}
+            if self.frozen is None:
+                self._carry_over()
+        except Exception as error:
+            _warn(f"InTune could not restore its state and starts anew: {type(error).__name__}: {error}")
+
+    def _turn(self, totals: StepTotals, exposed_wait_s: float | None) -> Decision:
+        observation = self._window.observe(
+            totals,
+            self._samples,
+            self._pipeline.stats(),
+            self._read_stages(),
+            self._probe.read(),
+            totals.steps,
+            exposed_wait_s,
+        )
+        (self._after if self._changes else self._before).append(observation)
+        decision = self._decide(observation)
+        pending, self._pending = self._pending, decision
+        if decision.applied:
+            self._settle()
+        else:
+            self._pace.measure(totals)
+        if pending is not None:
+            before = pending.observation.samples_per_s
+            self.history.add(replace(pending, effect=observation.samples_per_s / before if before > 0.0 else None))
+        return decision
+
+    def _decide(self, observation: Observation) -> Decision:
+        before = observation.allocation
+        if self._config.mode == "observe":
+            return Decision(observation, before, before, reason="observing")
+        alarm = self._guard.alarm(observation)
+        if alarm is not None:
+            proposed, reason, settled, ruling = _changes(alarm.allocation, before), alarm.vetoes[0], False, alarm
+        else:
+            proposal = self._policy.decide(observation)
+            reason, settled = proposal.reason, proposal.settled
+            wanted = clamp(proposal.allocation, observation.stages)
+            proposed = _changes(wanted, before)
+            if not proposed:
+                self._note_settled(settled)
+                return Decision(observation, before, before, reason=reason, settled=settled)
+            ruling = self._guard.check(wanted, observation)
+        granted = _changes(ruling.allocation, before)
+        decision = Decision(observation, before, before, proposed, granted, reason, ruling.vetoes, settled=settled)
+        if self._config.mode == "advise" or not granted:
+            self._note_settled(settled)
+            return decision
+        after, resize_s = self._resize(granted, before)
+        return replace(decision, after=after, applied=after != before, resize_s=resize_s)
+
+    def _resize(self, changes: Allocation, before: Allocation) -> tuple[Allocation, float]:
+        begin_s = self._clock.wall()
+        applied = self._pipeline.resize(changes)
+        resize_s = self._clock.wall() - begin_s
+        after = before | {name: value for name, value in applied.items() if name in before}
+        if after != before:
+            self._changes += 1
+            self._settled_after_s = None
+            if self._after:
+                self._after.clear()
+            self._read_stages()
+        return after, resize_s
+
+    def _carry_over(self) -> None:
+        """Bring the pipeline to the allocation that was tuned before, within what the guard permits now."""
+        wanted = dict(self._carried)
+        if self._changes:
+            wanted |= {stage.name: stage.current for stage in self._stages}
+        stages = self._read_stages()
+        if not wanted or self._config.mode != "tune":
+            return
+        now = Observation(0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, stages, {}, self._probe.read())
+        changes = _changes(self._guard.check(wanted, now).allocation, now.allocation)
+        if changes:
+            self._pipeline.resize(changes)
+            self._read_stages()
+
+    def _read_stages(self) -> tuple[Stage, ...]:
+        most = self._config.max_workers
+        self._stages = tuple(
+            replace(stage, high=max(stage.low, min(stage.high, most))) if most and stage.unit == "workers" else stage
+            for stage in self._pipeline.stages()
+        )
+        return self._stages
+
+    def _settle(self) -> None:
+        """Leave out what was finished, or begun, under the old allocation."""
+        windows = [stage.current for stage in self._stages if stage.unit == "items"]
+        self._pace.settle(self._totals, windows[-1] if windows else 1)
+
+    def _note_settled(self, settled: bool) -> None:
+        if settled and self._changes and self._settled_after_s is None:
+            self._settled_after_s = self._totals.wall_s
+
+    def _freeze(self, error: Exception) -> None:
+        self.frozen = f"{type(error).__name__}: {error}"
+        _warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
+
+
+def _changes(wanted: Mapping[str, int], now: Mapping[str, int]) -> Allocation:
+    return {name: value for name, value in wanted.items() if now.get(name) != value}
+
+
+def _warn(message: str) -> None:
+    # Where warnings are errors, the promise not to raise into the training is the stronger one.
+    with contextlib.suppress(RuntimeWarning):
+        warnings.warn(message, RuntimeWarning, stacklevel=4)

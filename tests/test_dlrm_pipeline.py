@@ -1,0 +1,248 @@
+"""The same batches whatever the workers; every state resumes exactly; every row once."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+nodes = pytest.importorskip("torchdata.nodes")
+
+from dlrm_examples import stages  # noqa: E402
+from dlrm_examples.blocks import Split, read_block, scan_blocks  # noqa: E402
+from dlrm_examples.criteo import parse_block  # noqa: E402
+from dlrm_examples.pipeline import STAGES, build  # noqa: E402
+from dlrm_examples.stages import Batcher, Parse, Read, Shuffle, Task, collate  # noqa: E402
+from dlrm_examples.tsv import BadRow, Rows  # noqa: E402
+from intune_callbacks.errors import ConfigError  # noqa: E402
+from tests.dlrm_rows import rows_text  # noqa: E402
+
+ROWS, TABLE_ROWS = 600, 1_000_003  # more table rows than rows: category C1 tells which row it is
+BLOCK_BYTES = 4_000  # about 15 rows: batches of 64 span several blocks, batches of 4 divide them
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("rows")
+    lines = rows_text(ROWS).splitlines(keepends=True)
+    for name, part in (("a", lines[:350]), ("b", lines[350:])):
+        (folder / f"{name}.tsv").write_bytes(b"".join(part))
+    return [folder / "a.tsv", folder / "b.tsv"]
+
+
+def loader(files: list[Path], batch_size: int = 64, **changes):
+    return build(files, batch_size, **{"table_rows": TABLE_ROWS, "block_bytes": BLOCK_BYTES, "seed": 7, **changes})
+
+
+def epoch(batches) -> list[tuple[torch.Tensor, ...]]:
+    return [(b["dense"], b["categories"], b["labels"]) for b in batches]
+
+
+def same(one: list, other: list) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
+    )
+
+
+def identities(batches: list) -> list[int]:
+    return torch.cat([categories[:, 0] for _, categories, _ in batches]).tolist()
+
+
+def test_every_row_once_in_train_or_test(files: list[Path]) -> None:
+    train = identities(epoch(loader(files, drop_last=False)))
+    test = identities(epoch(loader(files, split="test")))
+    assert sorted(train + test) == list(range(ROWS))
+    assert 30 < len(test) < 90
+    assert train != sorted(train)
+    assert test == sorted(test)
+
+
+def test_content_is_the_files(files: list[Path]) -> None:
+    got = epoch(loader(files, test_fraction=0.0, shuffle=False, drop_last=False))
+    blocks = [read_block(ref) for ref in scan_blocks(files, 1 << 30)]
+    rows = [parse_block(block, (TABLE_ROWS,) * 26) for block in blocks]
+    for position, name in enumerate(("dense", "categories", "labels")):
+        expected = np.concatenate([getattr(part, name) for part in rows])
+        assert np.array_equal(torch.cat([batch[position] for batch in got]).numpy(), expected)
+    assert [(t.dtype, tuple(t.shape)) for t in got[0]] == [
+        (torch.float32, (64, 13)), (torch.int32, (64, 26)), (torch.float32, (64,)),
+    ]  # fmt: skip
+    assert [len(labels) for *_, labels in got] == [64] * 9 + [24]
+
+
+@pytest.mark.parametrize("workers", [dict.fromkeys(STAGES, 0), dict.fromkeys(STAGES, 3), {"parse": 4, "shuffle": 0}])
+def test_workers_do_not_change_the_batches(files: list[Path], workers: dict[str, int]) -> None:
+    one, other = loader(files), loader(files, workers=workers, prefetch=5)
+    first = epoch(one)
+    assert same(first, epoch(other))
+    second = epoch(one)
+    assert same(second, epoch(other))
+    assert not same(first, second)
+
+
+@pytest.mark.parametrize("block_bytes", [300, 4_000, 1 << 20])
+def test_epochs_differ_in_order_only(files: list[Path], block_bytes: int) -> None:
+    batches = loader(files, drop_last=False, block_bytes=block_bytes)
+    first, second = identities(epoch(batches)), identities(epoch(batches))
+    assert sorted(first[:4]) != sorted(second[:4])
+    assert sorted(first) == sorted(second)
+
+
+def test_rows_of_a_block_are_permuted_by_seed_epoch_and_block() -> None:
+    rows = next(Numbered([50]))
+    orders = {
+        tuple(Shuffle(seed)(Task(epoch, index, rows)).labels)
+        for seed, epoch, index in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    }
+    assert len(orders) == 4
+    assert all(sorted(order) == list(range(50)) for order in orders)
+
+
+def test_seed_decides_order_and_split(files: list[Path]) -> None:
+    one, again, other = (identities(epoch(loader(files, seed=seed))) for seed in (1, 1, 2))
+    assert one == again
+    assert set(one) != set(other)
+
+
+def test_block_size_does_not_decide_the_split(files: list[Path]) -> None:
+    kept = [identities(epoch(loader(files, split="test", block_bytes=size))) for size in (300, 4_000, 1 << 20)]
+    assert kept[0] == kept[1] == kept[2]
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("batch_size", [4, 64, 10_000])
+def test_length(files: list[Path], batch_size: int, drop_last: bool) -> None:
+    for split in ("train", "test"):
+        batches = loader(files, batch_size, split=split, drop_last=drop_last)
+        assert len(batches) == len(epoch(batches))
+
+
+def test_no_length_where_it_is_not_known(files: list[Path]) -> None:
+    for unsized in (loader(files, sized=False), loader(files, on_bad_row="skip")):
+        with pytest.raises(TypeError, match="no length"):
+            len(unsized)
+
+
+@pytest.mark.parametrize("batch_size", [4, 64, 500])
+@pytest.mark.parametrize("workers", [{}, {"read": 3, "parse": 2, "shuffle": 0, "collate": 2}])
+def test_resume_at_any_batch(files: list[Path], batch_size: int, workers: dict[str, int]) -> None:
+    options = {"workers": workers, "drop_last": False}
+    straight = loader(files, batch_size, **options)
+    whole, following = epoch(straight), epoch(straight)
+    for taken in {0, 1, len(whole) // 2, len(whole) - 1}:
+        stopped = loader(files, batch_size, **options)
+        head = epoch(itertools.islice(stopped, taken))
+        state = stopped.state_dict()
+        resumed = loader(files, batch_size, **options)
+        resumed.load_state_dict(state)
+        assert same(head + epoch(resumed), whole), f"after {taken} batches"
+        assert same(epoch(resumed), following)
+
+
+def test_resume_in_the_second_epoch(files: list[Path]) -> None:
+    straight = loader(files)
+    epoch(straight)
+    second = epoch(straight)
+    stopped = loader(files)
+    epoch(stopped)
+    head = epoch(itertools.islice(stopped, 3))
+    resumed = loader(files, workers={"parse": 3})
+    resumed.load_state_dict(stopped.state_dict())
+    assert same(head + epoch(resumed), second)
+
+
+def test_state_is_small(files: list[Path]) -> None:
+    batches = loader(files)
+    next(iter(batches))
+    assert len(str(batches.state_dict())) < 3_000
+
+
+class Numbered(nodes.BaseNode):
+    """Parts of the sizes given, rows numbered."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def reset(self, initial_state=None) -> None:
+        super().reset(initial_state)
+        self.position = initial_state["position"] if initial_state else 0
+
+    def next(self) -> Rows:
+        if self.position == len(self.sizes):
+            raise StopIteration
+        start, size = sum(self.sizes[: self.position]), self.sizes[self.position]
+        self.position += 1
+        label = np.arange(start, start + size, dtype=np.float32)
+        return Rows(label, np.zeros((size, 13), np.float32), np.zeros((size, 26), np.int32))
+
+    def get_state(self) -> dict[str, int]:
+        return {"position": self.position}
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 0], [5], [1] * 9, [0, 7, 0, 0, 1, 12, 3, 0], [100]])
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 1000])
+def test_batcher(sizes: list[int], batch_size: int) -> None:
+    rows = sum(sizes)
+    node = Batcher(Numbered(sizes), batch_size)
+    expected = [list(range(i, min(i + batch_size, rows))) for i in range(0, rows, batch_size)]
+    states, got = [node.state_dict()], []
+    for parts in node:
+        got.append([int(n) for part in parts for n in part.labels])
+        states.append(node.state_dict())
+    assert got == expected
+    for taken, state in enumerate(states):
+        resumed = Batcher(Numbered(sizes), batch_size)
+        resumed.reset(state)
+        assert resumed.state_dict() == state
+        assert [[int(n) for part in parts for n in part.labels] for parts in resumed] == expected[taken:]
+    short = Batcher(Numbered(sizes), batch_size, drop_last=True)
+    assert len(list(short)) == rows // batch_size
+
+
+def test_stage_names() -> None:
+    functions = (Read(), Parse((1,) * 26, Split()), Shuffle(0), collate)
+    assert tuple(function.__name__ for function in functions) == STAGES
+
+
+def test_latency_is_paid_once_per_block(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(stages, "time", SimpleNamespace(sleep=slept.append))
+    epoch(loader(files, read_latency_ms=250))
+    assert slept == [0.25] * len(scan_blocks(files, BLOCK_BYTES))
+    epoch(loader(files))
+    assert len(slept) == len(scan_blocks(files, BLOCK_BYTES))
+
+
+def test_a_bad_row_surfaces(tmp_path: Path) -> None:
+    lines = rows_text(50).splitlines(keepends=True)
+    lines[20] = lines[20].replace(b"\t", b" ", 1)
+    (tmp_path / "f.tsv").write_bytes(b"".join(lines))
+    with pytest.raises(BadRow, match=f"byte {sum(map(len, lines[:20]))}, columns: found 39, expected 40"):
+        epoch(loader([tmp_path / "f.tsv"], test_fraction=0.0))
+    kept = identities(epoch(loader([tmp_path / "f.tsv"], test_fraction=0.0, on_bad_row="skip", drop_last=False)))
+    assert sorted(kept) == [row for row in range(50) if row != 20]
+
+
+def test_all_problems_at_once(files: list[Path]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(
+            [*files, "nowhere.tsv"], 0, split="trian", workers={"reed": 1, "parse": -1}, table_rows=[1, 2], seed=-1,
+            prefetch=0, block_bytes=0, test_fraction=2, read_latency_ms=-1, on_bad_row="ignore",
+        )  # fmt: skip
+    message = str(caught.value)
+    assert len(caught.value.problems) == 12, message
+    for word in (
+        "nowhere.tsv",
+        "did you mean 'train'",
+        "did you mean 'read'",
+        "workers['parse']=-1",
+        "expected one or 26",
+    ):
+        assert word in message
+    with pytest.raises(ConfigError, match="none given"):
+        build([], 1)

@@ -1,0 +1,146 @@
+"""A recipe run and the demo's comparison, small: what is trained, what is measured, what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recipes
+from intune_callbacks import cli
+from intune_callbacks.errors import ConfigError
+
+pytest.importorskip("pytorch_lightning")
+
+from recipes import demo, runner
+from recipes.config import Config, Resolved, load
+
+SMALL = (
+    "rows=16000",
+    "batch_size=32",
+    "pipeline.block_bytes=8192",
+    "model.max_table_rows=1000",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "intune.decide_every_s=0.05",
+    "intune.warmup_batches=5",
+    "intune.decide_every_batches=5",
+)
+REPORT = {"verdict", "before", "after", "decisions", "mode", "mode_source", "stages", "versions", "auc", "changes"}
+
+
+def small(folder: Path, *overrides: str) -> Resolved:
+    return load(recipes.source("dlrm-lightning"), [*SMALL, f"run_dir={folder / 'runs' / 'small'}", *overrides])
+
+
+@pytest.fixture(scope="module")
+def starved(tmp_path_factory: pytest.TempPathFactory) -> tuple[runner.Outcome, runner.Outcome, dict[str, Any]]:
+    config = small(tmp_path_factory.mktemp("demo"), "read_latency_ms=20").config
+    untuned, tuned = (runner.train(config, mode, "test") for mode in ("off", "tune"))
+    return untuned, tuned, demo.compare(untuned, tuned)
+
+
+def test_tuned_and_untuned_runs_see_the_same_samples(starved: Any) -> None:
+    untuned, tuned, report = starved
+    assert len(untuned.losses) > 400
+    assert untuned.losses == tuned.losses
+    assert report["loss_identical"] is True
+    assert report["auc"] == report["auc_untuned"]
+
+
+def test_the_starved_run_is_fed(starved: Any) -> None:
+    _, tuned, report = starved
+    assert report["before"]["verdict"] == "input-bound"
+    assert tuned.report["changes"] >= 1
+    assert report["after"]["allocation"]["read"] > report["before"]["allocation"]["read"] == 1
+    assert report["speedup"] > 1.5
+    assert report["after"]["wait_frac"] < report["before"]["wait_frac"]
+
+
+def test_before_and_after_come_from_the_same_probe(starved: Any) -> None:
+    untuned, tuned, report = starved
+    for key, outcome in (("before", untuned), ("after", tuned)):
+        for figure in ("throughput_samples_per_s", "wait_frac"):
+            assert report[key][figure] == outcome.steady[figure]
+        assert report["tuner"][key] == tuned.report[key]
+
+
+def test_the_report_holds_what_it_must(starved: Any) -> None:
+    for report in (starved[0].report, starved[1].report, starved[2]):
+        assert report.keys() >= REPORT
+        assert json.loads(json.dumps(report)) == report
+        for side in ("before", "after"):
+            assert report[side].keys() >= {"throughput_samples_per_s", "wait_frac", "allocation"}
+    assert starved[0].report["mode"] == "off"
+    assert starved[0].report["decisions"] == []
+
+
+def test_off_never_builds_the_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("mode off must leave no trace")
+
+    monkeypatch.setattr(runner, "InTuneCallback", forbidden)
+    config = small(tmp_path, "trainer.max_steps=8").config
+    assert len(runner.train(config, "off", "test").losses) == 8
+    assert not (config.run_dir / "history.jsonl").exists()
+
+
+def test_run_writes_report_and_history_and_prints_the_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("INTUNE_MODE", raising=False)
+    resolved = small(tmp_path, "intune.mode=observe", "read_latency_ms=10")
+    folder = resolved.config.run_dir
+    folder.mkdir(parents=True)
+    (folder / "history.jsonl").write_text("from an earlier run\n")
+    outcome = runner.run(resolved)
+    printed = capsys.readouterr().out
+    assert "InTune  " in printed
+    assert "AUC 0." in printed
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["mode"], report["mode_source"]) == ("observe", "command line")
+    assert report["changes"] == 0
+    assert outcome.steady["wait_frac"] == pytest.approx(report["after"]["wait_frac"], abs=0.15), "probe and tuner agree"
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert lines
+    assert not any(line["applied"] for line in lines)
+
+
+def test_the_environment_switches_a_run_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTUNE_MODE", "off")
+    runner.run(small(tmp_path, "intune.mode=tune", "trainer.max_steps=8"))
+    report = json.loads((tmp_path / "runs/small/report.json").read_text())
+    assert (report["mode"], report["mode_source"]) == ("off", "INTUNE_MODE")
+
+
+def test_the_demo_is_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("INTUNE_MODE", raising=False)
+    folder = tmp_path / "runs" / "small"
+    assert cli.main(["demo", *SMALL, "read_latency_ms=2", "trainer.max_steps=60", f"run_dir={folder}"]) == 0
+    assert "bit-identical" in capsys.readouterr().out
+    assert json.loads((folder / "report.json").read_text())["loss_identical"] is True
+
+
+def test_generated_rows_are_kept_and_given_rows_are_found(tmp_path: Path) -> None:
+    config = small(tmp_path).config
+    first = runner.files(config)
+    assert first == runner.files(config)
+    assert first[0].is_relative_to(tmp_path / "runs" / "data")
+    assert runner.files(Config(data=first[0])) == [first[0]]
+    assert runner.files(Config(data=first[0].parent)) == first
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds no file"):
+        runner.files(Config(data=tmp_path / "empty"))
+
+
+def test_the_seed_decides_the_run(tmp_path: Path) -> None:
+    one, same, other = (
+        runner.train(small(tmp_path, "trainer.max_steps=5", f"seed={seed}").config, "off", "test").losses
+        for seed in (1, 1, 2)
+    )
+    assert one == same
+    assert one != other
