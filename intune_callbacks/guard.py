@@ -84,7 +84,9 @@ class Guard:
     def alarm(self, observation: Observation) -> Ruling | None:
         """Return what to shrink at once because memory is above the soft limit now; None when all is well.
 
-        Windows go first, to half but not below their workers; when they are that narrow, workers are halved.
+        Windows go first, at once to the number of their workers: their limit may be far above what they hold yet, so
+        half of it need not stop anything, and the next look comes a window later. When they are that narrow, workers
+        are halved.
         """
         self.watch(observation)
         resources = observation.resources
@@ -93,7 +95,7 @@ class Guard:
             return None
         now = observation.allocation
         smaller = now | {
-            s.name: min(s.current, max(s.low, now.get(s.window_of or "", 1), s.current // 2))
+            s.name: min(s.current, max(s.low, now.get(s.window_of or "", 1)))
             for s in observation.stages
             if s.kind == "memory"
         }

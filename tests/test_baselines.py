@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from intune_callbacks.agent.baselines import ClosedForm, EvenSplit, HillClimb, ModelJump, make_policy
-from intune_callbacks.agent.fitter import Fitter, Measured
+from intune_callbacks.agent.fitter import Fitter
+from intune_callbacks.agent.measured import Measured
 from intune_callbacks.agent.model import StageFit, plan, predict
 from intune_callbacks.agent.ordering import in_order_efficiency, window_for
 from intune_callbacks.config import POLICIES, TunerConfig

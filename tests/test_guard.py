@@ -133,7 +133,7 @@ def test_alarm_shrinks_windows_then_workers_down_to_low() -> None:
         assert "9.50 of 10.00 GB used" in ruling.vetoes[0]
         workers, width = ruling.allocation["decode"], ruling.allocation["decode.window"]
         path.append((workers, width))
-    assert path == [(8, 16), (8, 8), (4, 4), (2, 2), (1, 1)]
+    assert path == [(8, 8), (4, 4), (2, 2), (1, 1)]
 
 
 def test_alarm_leaves_a_pipeline_that_holds_nothing() -> None:

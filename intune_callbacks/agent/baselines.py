@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from intune_callbacks.agent.fitter import Fitter, Measured
+from intune_callbacks.agent.fitter import Fitter
 from intune_callbacks.agent.jump import WORTH, ModelJump, changed_cpus
+from intune_callbacks.agent.measured import Measured
 from intune_callbacks.agent.model import demand_batches_per_s, is_input_bound, over_budget, plan, predict
 from intune_callbacks.config import POLICIES, choice_problem
 from intune_callbacks.errors import ConfigError

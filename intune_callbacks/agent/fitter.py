@@ -1,4 +1,4 @@
-"""Learn the fitted model from the observations of a live run, and compare allocations by what was measured."""
+"""Learn the fitted model from the observations of a live run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
 from typing import Any
 
 from intune_callbacks.agent.model import StageFit
 from intune_callbacks.types import Allocation, Observation, StageRates
 
-__all__ = ["Fitter", "Measured"]
+__all__ = ["Fitter"]
 
 FORGET, FORGET_IRREGULARITY = 0.9, 0.97
 """Weight an old reading keeps at each new one: some ten windows count, thirty for what few long items decide."""
@@ -20,7 +19,7 @@ CHANGED = 1.3
 """A stage whose service or CPU time moved by this factor, workers unchanged, does other work than before."""
 CROWDED = 0.9
 FEWEST_ITEMS = 3
-RATIO_WINDOWS = 12
+RATIO_WINDOWS, FILL_WINDOWS = 12, 3
 MOST_POINTS = 8
 
 
@@ -53,7 +52,7 @@ class _StageMemory:
 
     @property
     def items_per_batch(self) -> float:
-        """Items per batch over the middle third of the windows: a filling or draining buffer bends the others."""
+        """Items per batch over the middle third of the windows: a stall of the line bends the others."""
         order = sorted((m for m in self.made if m[1]), key=lambda m: m[0] / m[1])
         cut = len(order) // 3
         middle = order[cut : len(order) - cut]
@@ -65,16 +64,21 @@ class Fitter:
 
     def __init__(self) -> None:
         self._stages: dict[str, _StageMemory] = {}
+        self._allocation: Allocation = {}
+        self._steady_windows = 0
 
     def learn(self, observation: Observation) -> None:
         """Take one window into the readings."""
         slowdown, is_crowded = _contention(observation)
         current = observation.allocation
+        # After a resize windows fill or drain: for a while items made are not items asked for.
+        self._steady_windows = self._steady_windows + 1 if current == self._allocation else 1
+        self._allocation = current
         for name, rates in observation.rates.items():
             if rates.items < 1 or rates.service_s <= 0.0 or name not in current:
                 continue
             memory = self._stages.setdefault(name, _StageMemory())
-            self._learn_costs(memory, rates, observation.batches)
+            self._learn_costs(memory, rates, observation.batches, self._steady_windows > FILL_WINDOWS)
             if is_crowded:
                 # CPU seconds do not grow when CPUs are shared, waiting does not either: at most this is contention.
                 least_s = max(rates.service_cpu_s, rates.service_s - (slowdown - 1.0) * rates.service_cpu_s)
@@ -126,7 +130,7 @@ class Fitter:
                 memory.crowded_least, memory.crowded_most = (_Point(float(w), float(s)) for w, s in m["crowded"])
 
     @staticmethod
-    def _learn_costs(memory: _StageMemory, rates: StageRates, batches: int) -> None:
+    def _learn_costs(memory: _StageMemory, rates: StageRates, batches: int, is_steady: bool) -> None:
         if memory.items and _differs(memory.cpu_s, rates.service_cpu_s, memory.items, rates.items, memory.cv):
             memory.points.clear()
             memory.crowded_least = memory.crowded_most = None
@@ -141,7 +145,8 @@ class Fitter:
         variance = (rates.service_cv * rates.service_s) ** 2 * rates.items / max(1, rates.items - 1)
         memory.variance += share * (variance - memory.variance)
         memory.mean_s += share * (rates.service_s - memory.mean_s)
-        memory.made.append((rates.items, batches))
+        if is_steady or len(memory.made) < 2:
+            memory.made.append((rates.items, batches))
 
     @staticmethod
     def _learn_service(memory: _StageMemory, items: int, service_s: float, workers: int) -> None:
@@ -208,58 +213,3 @@ def _fit(memory: _StageMemory) -> StageFit:
     if serial == 0.0 and least is not None and most is not None:
         work_s = min(max(work_s, least.service_s), most.service_s)
     return StageFit(memory.items_per_batch, max(work_s, memory.cpu_s), memory.cpu_s, serial, memory.cv)
-
-
-class Measured:
-    """What one allocation really delivered, over the last windows it was in force.
-
-    Args:
-        allocation: the allocation.
-        keep: windows that count.
-    """
-
-    def __init__(self, allocation: Mapping[str, int], keep: int = 10) -> None:
-        self.allocation: Allocation = dict(allocation)
-        self._windows: deque[tuple[int, float, float]] = deque(maxlen=keep)
-
-    def add(self, observation: Observation) -> None:
-        """Take one window of this allocation."""
-        # The slowest stage paces the batches: its irregularity over the items of the window is the window's noise.
-        noise = max((r.service_cv / math.sqrt(r.items) for r in observation.rates.values() if r.items), default=0.0)
-        self._windows.append((observation.batches, observation.elapsed_s, noise))
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    @property
-    def rate(self) -> float:
-        """Batches per second over all windows."""
-        elapsed_s = self.elapsed_s
-        return sum(batches for batches, _, _ in self._windows) / elapsed_s if elapsed_s > 0.0 else 0.0
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds measured."""
-        return sum(elapsed for _, elapsed, _ in self._windows)
-
-    @property
-    def noise(self) -> float:
-        """Relative standard error of `rate`."""
-        return self.window_noise / math.sqrt(max(1, len(self._windows)))
-
-    @property
-    def window_noise(self) -> float:
-        """Relative error of one window, from the stages' irregularity until four windows show their own spread.
-
-        Results that leave in order come in bursts: the spread can be several times what the irregularity alone makes.
-        """
-        if not self._windows:
-            return 1.0
-        expected = fmean(noise for _, _, noise in self._windows)
-        seen = [batches / elapsed for batches, elapsed, _ in self._windows if elapsed > 0.0]
-        return max(stdev(seen) / fmean(seen) if len(seen) > 3 and fmean(seen) > 0.0 else expected, 0.01)
-
-    def ratio_to(self, other: Measured) -> tuple[float, float]:
-        """Return rate / other's rate, and the standard error of that ratio."""
-        ratio = self.rate / other.rate if other.rate > 0.0 else math.inf
-        return ratio, math.hypot(self.noise, other.noise)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
-from intune_callbacks.agent.fitter import Fitter, Measured
+from intune_callbacks.agent.fitter import Fitter
+from intune_callbacks.agent.measured import Measured
 from intune_callbacks.agent.model import (
     DEMAND_MARGIN,
     Plan,
@@ -216,8 +218,10 @@ class ModelJump:
             recent.add(seen)
         if len(recent) < DROP_WINDOWS or len(now) < DROP_WINDOWS:
             return False
+        # One long stall is not a drop that lasts: the middle window has to be slow as well.
+        middle = median(seen.batches_per_s for seen in self._recent) / max(now.rate, 1e-12)
         noise = math.hypot(now.noise, now.window_noise / math.sqrt(DROP_WINDOWS))
-        return recent.ratio_to(now)[0] < min(DROP, 1.0 - 2.0 * noise)
+        return max(middle, recent.ratio_to(now)[0]) < min(DROP, 1.0 - 2.0 * noise)
 
     def _shed(self, observation: Observation, now: Measured) -> Proposal:
         self._idle_windows = 0
