@@ -15,6 +15,7 @@ __all__ = ["MODES", "POLICIES", "TunerConfig", "choice_problem", "nearest", "num
 
 MODES = ("off", "observe", "advise", "tune")
 POLICIES = ("model-jump", "hill-climb", "closed-form", "even")
+WORKER_KINDS = ("process", "thread")
 MODE_VARIABLE = "INTUNE_MODE"
 
 
@@ -32,6 +33,8 @@ class TunerConfig:
         cpus: CPUs the pipeline may use; None reads affinity and cgroup quota at each decision.
         trainer_cpus: CPUs left to the training loop itself.
         max_workers: upper limit of workers per stage; None lets the guard decide.
+        workers_kind: what the workers of a map-style DataLoader are, ``process`` as in the stock loader, or ``thread``
+            for a dataset that is thread-safe and releases the GIL.
 
     Raises:
         ConfigError: with all problems at once.
@@ -46,6 +49,7 @@ class TunerConfig:
     cpus: float | None = None
     trainer_cpus: float = 1.0
     max_workers: int | None = None
+    workers_kind: str = "process"
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -55,6 +59,7 @@ class TunerConfig:
     def _problems(self) -> Iterable[str]:
         yield from choice_problem("mode", self.mode, MODES)
         yield from choice_problem("policy", self.policy, POLICIES)
+        yield from choice_problem("workers_kind", self.workers_kind, WORKER_KINDS)
         yield from number_problem("decide_every_s", self.decide_every_s, 0.0, 3600.0)
         yield from number_problem("decide_every_batches", self.decide_every_batches, 1, 1_000_000)
         yield from number_problem("warmup_batches", self.warmup_batches, 0, 1_000_000)

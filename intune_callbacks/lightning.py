@@ -90,6 +90,7 @@ class InTuneCallback(_Callback):
         cpus: CPUs the pipeline may use; None reads affinity and cgroup quota at each decision.
         trainer_cpus: CPUs left to the training loop itself.
         max_workers: upper limit of workers per stage.
+        workers_kind: what the workers of a map-style DataLoader are, ``process`` or ``thread``.
 
     Attributes:
         report: what `report.json` holds; filled at the end of a fit.
@@ -112,6 +113,7 @@ class InTuneCallback(_Callback):
         cpus: float | None = None,
         trainer_cpus: float = 1.0,
         max_workers: int | None = None,
+        workers_kind: str = "process",
     ) -> None:
         super().__init__()
         problems: list[str] = []
@@ -131,6 +133,7 @@ class InTuneCallback(_Callback):
                 cpus=cpus,
                 trainer_cpus=trainer_cpus,
                 max_workers=max_workers,
+                workers_kind=workers_kind,
             )
         except ConfigError as error:
             problems += error.problems

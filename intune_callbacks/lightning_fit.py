@@ -50,7 +50,12 @@ class Fit:
         self.cuda: CudaWait | None = None
         self.loaders = TrainLoaders(
             trainer.fit_loop,
-            lambda loader: find(loader, max_workers=config.max_workers, live=config.mode == "tune"),
+            lambda loader: find(
+                loader,
+                max_workers=config.max_workers,
+                workers_kind=config.workers_kind,
+                live=config.mode == "tune",
+            ),
         )
         self.hooks = FetchHooks(trainer.fit_loop.epoch_loop, self._before_fetch, self._after_fetch)
         self.why: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -133,10 +134,12 @@ class Spy:
             def __init__(self) -> None:
                 self.threads: set[str] = set()
                 self.attributes: set[str] = set()
+                self.children: set[int | None] = set()
 
             def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
                 loop = trainer.fit_loop
                 self.threads |= {thread.name for thread in threading.enumerate()}
+                self.children |= {child.pid for child in multiprocessing.active_children()}
                 self.attributes |= {f"epoch_loop.{name}" for name in vars(loop.epoch_loop)}
                 self.attributes |= {f"source.{name}" for name in vars(loop._data_source)}
                 self.attributes |= {f"loader.{name}" for x in loop._combined_loader.flattened for name in vars(x)}
@@ -388,3 +391,12 @@ def test_nothing_outlives_the_fit(make: Any, namespace: Any) -> None:
     trainer.fit_loop.max_epochs = 3
     trainer.fit(runs.make_model(namespace), loader)
     assert runs.only(before)
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_a_dataloader_works_in_threads_when_asked_for(kind: str) -> None:
+    spy = Spy(LIGHTNING)
+    callback = InTuneCallback(workers_kind=kind, show_card=False, **EAGER)
+    runs.make_trainer(LIGHTNING, callback, spy).fit(runs.make_model(LIGHTNING), runs.shuffled())
+    assert "intune-load" in spy.threads
+    assert bool(spy.children) == (kind == "process")
