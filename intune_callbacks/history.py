@@ -14,9 +14,10 @@ from typing import Any
 from intune_callbacks.monitor.verdict import settle
 from intune_callbacks.types import Allocation, Observation
 
-__all__ = ["Decision", "History", "describe"]
+__all__ = ["Course", "Decision", "History", "describe"]
 
 KEPT = 1000
+KEPT_WINDOWS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,36 @@ class History:
     def events(self) -> tuple[Decision, ...]:
         """The decisions in which something was proposed, changed or refused."""
         return tuple(self._events)
+
+
+class Course:
+    """Which windows came before the first change and which after the last one, and when the allocation settled."""
+
+    def __init__(self) -> None:
+        self.before: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
+        self.changes = 0
+        self.settled_after_s: float | None = None
+        self._after: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
+
+    @property
+    def after(self) -> tuple[Observation, ...]:
+        """The windows since the last change; without any, those before the first."""
+        return tuple(self._after or self.before)
+
+    def observed(self, observation: Observation) -> None:
+        """Take one window."""
+        (self._after if self.changes else self.before).append(observation)
+
+    def changed(self) -> None:
+        """The pipeline was resized."""
+        self.changes += 1
+        self.settled_after_s = None
+        self._after.clear()
+
+    def settled(self, wall_s: float) -> None:
+        """The policy holds what it found; the first time since the last change counts."""
+        if self.changes and self.settled_after_s is None:
+            self.settled_after_s = wall_s
 
 
 def describe(observations: Sequence[Observation]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from intune_callbacks.agent.baselines import make_policy
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.guard import Guard
-from intune_callbacks.history import Decision, History, describe
+from intune_callbacks.history import Course, Decision, History, describe
 from intune_callbacks.monitor.pace import Pace
 from intune_callbacks.monitor.resources import MachineProbe
 from intune_callbacks.monitor.wait import StepTotals
@@ -22,7 +21,6 @@ from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Pol
 
 __all__ = ["Tuner"]
 
-KEPT_WINDOWS = 50
 SAVED_DECISIONS = 20
 
 
@@ -57,14 +55,11 @@ class Tuner:
         self._window = Window()
         self._totals = StepTotals()
         self._samples = 0
-        self._changes = 0
-        self._settled_after_s: float | None = None
+        self._course = Course()
         self._pending: Decision | None = None
         self._stages: tuple[Stage, ...] = ()
         self._carried: Allocation = {}
         self._past: list[dict[str, Any]] = []
-        self._before: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
-        self._after: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
         self._pace = Pace(config)
 
     def batch(self, totals: StepTotals, samples: int, exposed_wait_s: float | None = None) -> Decision | None:
@@ -116,22 +111,22 @@ class Tuner:
 
     def summary(self) -> dict[str, Any]:
         """Return all that the report needs, in plain JSON types."""
-        first = self._before[0].allocation if self._before else {}
-        after = self._after or self._before
+        course = self._course
+        first = course.before[0].allocation if course.before else {}
         events = [*self.history.events, *([self._pending] if self._pending and self._pending.is_eventful else [])]
         return {
             "mode": self._config.mode,
             "policy": self._policy.name,
             "frozen": self.frozen,
-            "changes": self._changes,
-            "settled_after_s": self._settled_after_s,
+            "changes": course.changes,
+            "settled_after_s": course.settled_after_s,
             "wall_s": self._totals.wall_s,
             "steps": self._totals.steps,
             "samples": self._samples,
             "stages": [asdict(stage) | {"first": first.get(stage.name, stage.current)} for stage in self._stages],
             "memory_soft_limit": self._config.memory_soft_limit,
-            "before": describe(tuple(self._before)),
-            "after": describe(tuple(after)),
+            "before": describe(tuple(course.before)),
+            "after": describe(course.after),
             "decisions": [decision.to_json() for decision in events],
         }
 
@@ -140,7 +135,7 @@ class Tuner:
         tail = [decision.to_json() for decision in self.history.decisions[-SAVED_DECISIONS:]]
         allocation = {stage.name: stage.current for stage in self._stages}
         return {
-            "allocation": self._carried | allocation if self._changes or self._carried else {},
+            "allocation": self._carried | allocation if self._course.changes or self._carried else {},
             "policy": {"name": self._policy.name, "state": self._policy.state_dict()},
             "guard": self._guard.state_dict(),
             "history": [*self._past, *tail][-SAVED_DECISIONS:],
@@ -172,7 +167,7 @@ class Tuner:
             totals.steps,
             exposed_wait_s,
         )
-        (self._after if self._changes else self._before).append(observation)
+        self._course.observed(observation)
         decision = self._decide(observation)
         pending, self._pending = self._pending, decision
         if decision.applied:
@@ -197,13 +192,13 @@ class Tuner:
             wanted = clamp(proposal.allocation, observation.stages)
             proposed = _changes(wanted, before)
             if not proposed:
-                self._note_settled(settled)
+                self._note(settled)
                 return Decision(observation, before, before, reason=reason, settled=settled)
             ruling = self._guard.check(wanted, observation)
         granted = _changes(ruling.allocation, before)
         decision = Decision(observation, before, before, proposed, granted, reason, ruling.vetoes, settled=settled)
         if self._config.mode == "advise" or not granted:
-            self._note_settled(settled)
+            self._note(settled)
             return decision
         after, resize_s = self._resize(granted, before)
         return replace(decision, after=after, applied=after != before, resize_s=resize_s)
@@ -214,17 +209,14 @@ class Tuner:
         resize_s = self._clock.wall() - begin_s
         after = before | {name: value for name, value in applied.items() if name in before}
         if after != before:
-            self._changes += 1
-            self._settled_after_s = None
-            if self._after:
-                self._after.clear()
+            self._course.changed()
             self._read_stages()
         return after, resize_s
 
     def _carry_over(self) -> None:
         """Bring the pipeline to the allocation that was tuned before, within what the guard permits now."""
         wanted = dict(self._carried)
-        if self._changes:
+        if self._course.changes:
             wanted |= {stage.name: stage.current for stage in self._stages}
         stages = self._read_stages()
         if not wanted or self._config.mode != "tune":
@@ -248,9 +240,9 @@ class Tuner:
         windows = [stage.current for stage in self._stages if stage.unit == "items"]
         self._pace.settle(self._totals, windows[-1] if windows else 1)
 
-    def _note_settled(self, settled: bool) -> None:
-        if settled and self._changes and self._settled_after_s is None:
-            self._settled_after_s = self._totals.wall_s
+    def _note(self, settled: bool) -> None:
+        if settled:
+            self._course.settled(self._totals.wall_s)
 
     def _freeze(self, error: Exception) -> None:
         self.frozen = f"{type(error).__name__}: {error}"

@@ -17,7 +17,7 @@ FORGET, FORGET_IRREGULARITY = 0.9, 0.97
 """Weight an old reading keeps at each new one: some ten windows count, thirty for what few long items decide."""
 CHANGED = 1.3
 """A stage whose service or CPU time moved by this factor, workers unchanged, does other work than before."""
-CROWDED = 0.9
+CROWDED = 0.95
 FEWEST_ITEMS = 3
 RATIO_WINDOWS, FILL_WINDOWS = 12, 3
 MOST_POINTS = 8

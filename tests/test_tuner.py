@@ -1,0 +1,403 @@
+"""The loop: when it decides, what it records, that it freezes instead of raising, that it carries over and saves."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
+
+from intune_callbacks.config import TunerConfig
+from intune_callbacks.history import History
+from intune_callbacks.monitor.wait import StepTotals
+from intune_callbacks.tuner import Tuner
+from intune_callbacks.types import Allocation, Observation, PipelineStats, Proposal
+
+
+class Script:
+    """Proposes what it was given, in turn, then nothing."""
+
+    name = "script"
+
+    def __init__(self, *allocations: Allocation) -> None:
+        self.allocations = list(allocations)
+        self.seen: list[Observation] = []
+
+    def decide(self, observation: Observation) -> Proposal:
+        self.seen.append(observation)
+        if not self.allocations:
+            return Proposal(reason="nothing left", settled=True)
+        return Proposal(self.allocations.pop(0), "as scripted")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": len(self.allocations)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.allocations = self.allocations[: state["left"]]
+
+
+def starved(**machine: float) -> FakePipeline:
+    """One worker where eight could work: 10 batches/s instead of 80."""
+    return FakePipeline({"decode": Work(0.1, cv=0.2)}, FakeMachine(**machine), depth=2)  # type: ignore[arg-type]
+
+
+def tuner_of(pipeline: FakePipeline, history: History | None = None, policy: Any = None, **config: Any) -> Tuner:
+    machine = pipeline.machine
+    return Tuner(pipeline, TunerConfig(**config), policy=policy, probe=machine, clock=machine.clock(), history=history)
+
+
+# -- the loop ------------------------------------------------------------------------------------------------------
+
+
+def test_a_starved_run_is_fed() -> None:
+    loop = FakeLoop(starved(), model_s=0.02)
+    tuner = tuner_of(loop.pipeline)
+    loop.run(tuner, seconds=20.0)
+    summary = tuner.summary()
+    assert summary["before"]["verdict"] == "input-bound"
+    assert summary["before"]["stage"] == "decode"
+    assert summary["before"]["wait_frac"] == pytest.approx(0.8, abs=0.02)
+    assert summary["before"]["throughput_samples_per_s"] == pytest.approx(320, rel=0.05)
+    assert summary["after"]["verdict"] == "compute-bound"
+    assert summary["after"]["throughput_samples_per_s"] == pytest.approx(1600, rel=0.02)
+    assert summary["before"]["allocation"]["decode"] == 1
+    assert summary["after"]["allocation"] == loop.pipeline.values
+    assert summary["changes"] >= 1
+    assert 0.0 < summary["settled_after_s"] < 15.0
+    assert summary["frozen"] is None
+
+
+def test_the_effect_of_a_decision_is_measured_at_the_next_one() -> None:
+    history = History()
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, history, Script({"decode": 4, "decode.window": 16}))
+    first, second = loop.run(tuner, seconds=8.0)[:2]
+    assert first.applied
+    assert first.effect is None
+    assert (first.before["decode"], first.after["decode"]) == (1, 4)
+    assert first.resize_s == pytest.approx(1e-4)
+    written = history.decisions[0]
+    assert written.effect == pytest.approx(second.observation.samples_per_s / first.observation.samples_per_s)
+    assert written.effect == pytest.approx(4.0, rel=0.1)
+
+
+def test_no_decision_before_warm_up_and_then_at_the_configured_pace() -> None:
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, policy=Script(), warmup_batches=30, decide_every_s=2.0, decide_every_batches=10)
+    steps = [d.observation.step for d in loop.run(tuner, seconds=15.0)]
+    assert 49 <= steps[0] <= 54  # 30 of warm-up, then 2 s at 10 batches/s
+    assert all(19 <= later - earlier <= 23 for earlier, later in pairwise(steps))
+
+
+def test_fewest_batches_count_when_batches_are_quick_and_seconds_when_they_are_slow() -> None:
+    pipeline = FakePipeline({"decode": Work(0.001)}, FakeMachine())
+    quick = FakeLoop(pipeline)
+    decisions = quick.run(tuner_of(pipeline, policy=Script(), decide_every_s=0.0, decide_every_batches=50), seconds=1.0)
+    assert {d.observation.batches for d in decisions} == {50}
+
+    pipeline = FakePipeline({"decode": Work(7.0)}, FakeMachine())
+    slow = FakeLoop(pipeline)
+    decisions = slow.run(tuner_of(pipeline, policy=Script()), seconds=100.0)
+    assert len(decisions) >= 5
+    assert all(d.observation.batches == 2 for d in decisions)
+
+
+def test_pauses_are_nobodys_time() -> None:
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, policy=Script())
+    loop.run(tuner, seconds=6.0)
+    t = loop.totals
+    loop.totals = StepTotals(t.steps, t.wait_s, t.model_s, t.paused_s + 100.0, t.wall_s + 100.0)
+    decisions = loop.run(tuner, seconds=3.0)
+    assert decisions[0].observation.elapsed_s < 1.5
+    assert decisions[0].observation.batches_per_s == pytest.approx(10.0, rel=0.1)
+
+
+def test_batches_that_were_ready_before_a_resize_are_not_judged() -> None:
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, policy=Script({"decode": 8, "decode.window": 64}))
+    first, second = loop.run(tuner, seconds=8.0)[:2]
+    judged_from = second.observation.step - second.observation.batches
+    assert judged_from - first.observation.step >= 10
+
+
+def test_a_policy_sees_max_workers_as_the_stages_limit() -> None:
+    loop = FakeLoop(starved())
+    script = Script()
+    loop.run(tuner_of(loop.pipeline, policy=script, max_workers=3), seconds=5.0)
+    assert {s.high for s in script.seen[0].stages if s.unit == "workers"} == {3}
+
+
+@pytest.mark.parametrize("mode", ["observe", "advise"])
+def test_observe_and_advise_never_resize(mode: str) -> None:
+    loop = FakeLoop(starved(), model_s=0.02)
+    tuner = tuner_of(loop.pipeline, mode=mode)
+    decisions = loop.run(tuner, seconds=30.0)
+    tuner.rebind(loop.pipeline)
+    tuner.load_state_dict(tuner.state_dict() | {"allocation": {"decode": 7}})
+    assert loop.pipeline.resizes == []
+    assert not any(d.applied for d in decisions)
+    advice = [d.granted for d in decisions if d.granted]
+    assert bool(advice) is (mode == "advise")
+    if advice:
+        assert advice[0]["decode"] >= 5
+    assert tuner.summary()["changes"] == 0
+
+
+def test_a_veto_is_recorded_with_its_numbers() -> None:
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, policy=Script({"decode": 60}))
+    decision = loop.run(tuner, seconds=5.0)[0]
+    assert decision.proposed == {"decode": 60}
+    assert decision.after["decode"] == 9
+    assert "60.0 busy CPUs asked" in decision.vetoes[0]
+
+
+def test_a_memory_alarm_comes_before_the_policy() -> None:
+    pipeline = FakePipeline(
+        {"decode": Work(0.1, item_bytes=0.1 * GB, workers=8, window=64)}, FakeMachine(memory_limit_bytes=10 * GB)
+    )
+    loop = FakeLoop(pipeline, model_s=0.1)  # the model is slow, the window is full: 6.4 GB of batches
+    script = Script()
+    tuner = tuner_of(pipeline, policy=script)
+    loop.run(tuner, seconds=5.0)
+    assert pipeline.resizes == []
+    pipeline.machine.memory_used_bytes = 3 * GB
+    seen = len(script.seen)
+    decision = loop.run(tuner, seconds=1.2)[0]
+    assert "memory alarm: 9.40 of 10.00 GB" in decision.reason
+    assert pipeline.values["decode.window"] == 8
+    assert len(script.seen) == seen
+    loop.run(tuner, seconds=10.0)
+    assert pipeline.machine.read().memory_used_bytes < 9 * GB
+    assert pipeline.values["decode.window"] == 8
+
+
+def test_memory_is_never_planned_beyond_the_soft_limit() -> None:
+    work = Work(0.5, cv=0.9, item_bytes=0.2 * GB, worker_bytes=0.1 * GB, workers=2, window=4)
+    pipeline = FakePipeline({"decode": work}, FakeMachine(cpus=32.0, memory_limit_bytes=10 * GB))
+    loop = FakeLoop(pipeline, model_s=0.001)
+    tuner = tuner_of(pipeline)
+    decisions = loop.run(tuner, seconds=60.0)
+    assert any("GB needed with full windows" in veto for d in decisions for veto in d.vetoes)
+    full = pipeline.values["decode.window"] * work.item_bytes + pipeline.values["decode"] * work.worker_bytes
+    assert 1 * GB + full <= 9 * GB
+    assert loop.throughput > 6.0  # four of the start; memory, not the policy, is the limit
+
+
+# -- faults --------------------------------------------------------------------------------------------------------
+
+
+class Breaks(FakePipeline):
+    """Raises in one of its methods from a moment on."""
+
+    broken = ""
+
+    def stats(self) -> PipelineStats:
+        self._maybe("stats")
+        return super().stats()
+
+    def resize(self, allocation: Mapping[str, int]) -> Allocation:
+        self._maybe("resize")
+        return super().resize(allocation)
+
+    def _maybe(self, where: str) -> None:
+        if self.broken == where:
+            raise OSError(f"no more {where}")
+
+
+@pytest.mark.parametrize("where", ["stats", "resize"])
+def test_a_broken_pipeline_freezes_the_tuner_once(where: str) -> None:
+    pipeline = Breaks({"decode": Work(0.1)}, FakeMachine())
+    loop = FakeLoop(pipeline)
+    tuner = tuner_of(pipeline)
+    pipeline.broken = where
+    with pytest.warns(RuntimeWarning, match="^InTune froze") as caught:
+        loop.run(tuner, seconds=20.0)
+    assert len(caught) == 1
+    assert tuner.frozen == f"OSError: no more {where}"
+    pipeline.broken = ""
+    steps = loop.totals.steps
+    assert loop.run(tuner, seconds=20.0) == []
+    assert loop.totals.steps > steps, "training goes on"
+    assert pipeline.resizes == []
+    assert tuner.summary()["frozen"] == tuner.frozen
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("oops"), RuntimeError("oops"), RecursionError()])
+def test_a_broken_policy_freezes_the_last_good_allocation(error: Exception) -> None:
+    class Broken(Script):
+        def decide(self, observation: Observation) -> Proposal:
+            if not self.allocations:
+                raise error
+            return super().decide(observation)
+
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, policy=Broken({"decode": 4}))
+    with pytest.warns(RuntimeWarning, match="InTune froze, training goes on"):
+        loop.run(tuner, seconds=10.0)
+    assert loop.pipeline.values["decode"] == 4
+    assert tuner.frozen is not None
+    assert tuner.frozen.startswith(type(error).__name__)
+
+
+def test_a_full_disk_freezes_and_nothing_is_lost_from_memory() -> None:
+    class FullDisk(History):
+        def add(self, decision: Any) -> None:
+            super().add(decision)
+            raise OSError(28, "No space left on device")
+
+    history = FullDisk()
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, history)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        loop.run(tuner, seconds=10.0)
+    assert len(history.decisions) == 1
+    tuner.close()  # says nothing a second time
+
+
+def test_nothing_is_raised_where_warnings_are_errors() -> None:
+    pipeline = Breaks({"decode": Work(0.1)}, FakeMachine())
+    loop = FakeLoop(pipeline)
+    tuner = tuner_of(pipeline)
+    pipeline.broken = "stats"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop.run(tuner, seconds=10.0)
+    assert tuner.frozen is not None
+
+
+def test_a_keyboard_interrupt_is_not_an_internal_error() -> None:
+    class Interrupted(Script):
+        def decide(self, observation: Observation) -> Proposal:
+            raise KeyboardInterrupt
+
+    loop = FakeLoop(starved())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(tuner_of(loop.pipeline, policy=Interrupted()), seconds=10.0)
+
+
+# -- epochs and checkpoints ----------------------------------------------------------------------------------------
+
+
+def test_a_new_epochs_pipeline_gets_the_tuned_allocation() -> None:
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, policy=Script({"decode": 5, "decode.window": 20}))
+    loop.run(tuner, seconds=5.0)
+    fresh = FakePipeline({"decode": Work(0.1), "other": Work(0.1)}, loop.pipeline.machine)
+    tuner.rebind(fresh)
+    assert (fresh.values["decode"], fresh.values["decode.window"], fresh.values["other"]) == (5, 20, 1)
+    loop.pipeline = fresh
+    assert loop.run(tuner, seconds=5.0)[0].before["decode"] == 5
+
+
+def test_a_pipeline_that_was_never_changed_is_not_touched_at_an_epoch() -> None:
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, policy=Script())
+    loop.run(tuner, seconds=5.0)
+    fresh = FakePipeline({"decode": Work(0.1, workers=3)}, loop.pipeline.machine)
+    tuner.rebind(fresh)
+    assert fresh.resizes == []
+
+
+def test_a_pipeline_that_breaks_at_an_epoch_freezes_the_tuner() -> None:
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, policy=Script({"decode": 5}))
+    loop.run(tuner, seconds=5.0)
+    broken = Breaks({"decode": Work(0.1)}, loop.pipeline.machine)
+    broken.broken = "resize"
+    with pytest.warns(RuntimeWarning, match="InTune froze"):
+        tuner.rebind(broken)
+
+
+def test_a_checkpoint_brings_allocation_policy_and_history_back() -> None:
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline)
+    loop.run(tuner, seconds=15.0)
+    state = json.loads(json.dumps(tuner.state_dict()))
+    tuned = dict(loop.pipeline.values)
+
+    again = FakeLoop(starved())
+    resumed = tuner_of(again.pipeline)
+    resumed.load_state_dict(state)
+    assert again.pipeline.values == tuned
+    assert resumed.state_dict()["history"] == state["history"]
+    assert resumed.state_dict()["policy"] == state["policy"]
+    assert resumed.state_dict()["allocation"] == tuned
+    assert len(state["history"]) <= 20
+
+
+def test_a_checkpoint_of_a_bigger_machine_is_cut_to_this_one() -> None:
+    big = FakeLoop(starved(cpus=32.0))
+    tuner = tuner_of(big.pipeline)
+    big.run(tuner, seconds=15.0)
+    assert big.pipeline.values["decode"] > 20
+    small = starved(cpus=4.0)
+    tuner_of(small).load_state_dict(tuner.state_dict())
+    assert 4 <= small.values["decode"] <= 5
+
+
+def test_a_run_without_changes_saves_no_allocation() -> None:
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, policy=Script())
+    loop.run(tuner, seconds=5.0)
+    assert tuner.state_dict()["allocation"] == {}
+    assert tuner_of(starved()).state_dict()["allocation"] == {}, "also before the first decision"
+
+
+@pytest.mark.parametrize("state", [{}, {"guard": 3}, {"guard": {}, "policy": {}, "history": [], "allocation": {}}])
+def test_a_state_that_does_not_fit_is_a_warning(state: dict[str, Any]) -> None:
+    pipeline = starved()
+    with pytest.warns(RuntimeWarning, match="could not restore its state and starts anew"):
+        tuner_of(pipeline).load_state_dict(state)
+    assert pipeline.resizes == []
+
+
+def test_another_policys_state_is_left_alone() -> None:
+    loop = FakeLoop(starved())
+    tuner = tuner_of(loop.pipeline, policy=Script({"decode": 3}))
+    loop.run(tuner, seconds=5.0)
+    fresh = starved()
+    tuner_of(fresh).load_state_dict(tuner.state_dict())
+    assert fresh.values["decode"] == 3
+
+
+def test_summary_is_plain_json_at_any_moment(tmp_path: Path) -> None:
+    loop = FakeLoop(starved(), model_s=0.02)
+    tuner = tuner_of(loop.pipeline, History(tmp_path / "history.jsonl"))
+    for seconds in (0.0, 3.0, 10.0):
+        loop.run(tuner, seconds=seconds)
+        json.dumps(tuner.summary(), allow_nan=False)
+        json.dumps(tuner.state_dict(), allow_nan=False)
+    tuner.close()
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert len(lines) == len(loop.decisions)
+
+
+def test_an_empty_pipeline_is_measured_and_left() -> None:
+    loop = FakeLoop(starved(), model_s=0.05)
+
+    class Nothing:
+        def stages(self) -> tuple[()]:
+            return ()
+
+        def stats(self) -> PipelineStats:
+            return replace(loop.pipeline.stats(), stages={})
+
+        def resize(self, allocation: Mapping[str, int]) -> Allocation:
+            raise AssertionError("nothing to resize")
+
+        def close(self) -> None: ...
+
+    machine = loop.pipeline.machine
+    for name in ("model-jump", "hill-climb", "closed-form", "even"):
+        tuner = Tuner(Nothing(), TunerConfig(policy=name), probe=machine, clock=machine.clock())
+        loop.run(tuner, seconds=10.0)
+        assert tuner.frozen is None
+        assert tuner.summary()["after"]["verdict"] == "input-bound"
