@@ -145,12 +145,14 @@ def _line(side: Mapping[str, Any], stages: list[Mapping[str, Any]], which: str) 
 
 def _allocation(stages: list[Mapping[str, Any]], which: str) -> str:
     """Workers and depths; a window only where it changed while its workers did not."""
-    moved = {entry["name"]: entry["first"] != entry["current"] for entry in stages}
-    return " · ".join(
-        f"{entry['name']} {entry[which]}"
+    moved = {entry["name"] for entry in stages if entry["first"] != entry["current"]}
+    windows = {
+        entry["window_of"]: f" (window {entry[which]})"
         for entry in stages
-        if entry["window_of"] is None or (moved[entry["name"]] and not moved.get(entry["window_of"], False))
-    )
+        if entry["name"] in moved and entry["window_of"] is not None and entry["window_of"] not in moved
+    }
+    shown = [entry for entry in stages if entry["window_of"] is None]
+    return " · ".join(f"{entry['name']} {entry[which]}{windows.get(entry['name'], '')}" for entry in shown)
 
 
 def _grouped(value: float) -> str:

@@ -120,3 +120,14 @@ def test_versions_name_what_is_used_and_import_nothing() -> None:
     out = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).splitlines()
     assert out[0].split() == ["intune_callbacks", "numpy", "python"]
     assert out[1] == ""
+
+
+def test_a_window_is_shown_where_it_alone_changed() -> None:
+    def entry(name: str, first: int, current: int, window_of: str | None = None) -> dict[str, Any]:
+        return {"name": name, "first": first, "current": current, "window_of": window_of, "unit": "workers"}
+
+    stages = [entry("read", 1, 8), entry("read.window", 2, 16, "read"), entry("parse", 1, 1)]
+    stages.append(entry("parse.window", 2, 5, "parse"))
+    card = end_card(build_report({**run(), "stages": stages}))
+    assert "read 1 · parse 1 (window 2)" in card
+    assert "read 8 · parse 1 (window 5)" in card
