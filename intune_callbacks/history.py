@@ -137,8 +137,8 @@ class Course:
 
     @property
     def after(self) -> tuple[Observation, ...]:
-        """The windows since the last change; without any, those before the first."""
-        return tuple(self._after or self.before)
+        """The windows since the last change, none if it came too late to be measured; without a change all of them."""
+        return tuple(self._after if self.changes else self.before)
 
     def observed(self, observation: Observation) -> None:
         """Take one window."""

@@ -43,7 +43,7 @@ def compare(untuned: runner.Outcome, tuned: runner.Outcome) -> dict[str, Any]:
     """
     report = dict(tuned.report)
     speed = [run.steady["throughput_samples_per_s"] for run in (untuned, tuned)]
-    figures = ("throughput_samples_per_s", "throughput_batches_per_s", "wait_frac", "model_s", "verdict")
+    figures = ("throughput_samples_per_s", "throughput_batches_per_s", "wait_frac", "model_s", "verdict", "headroom")
     for key, measured in (("before", untuned.steady), ("after", tuned.steady)):
         report[key] = {**tuned.report[key], **{figure: measured[figure] for figure in figures}}
     # The tuner knows no window of an allocation it reached at the very end; its stages are up to date.

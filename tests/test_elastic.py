@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -34,6 +35,12 @@ plans = st.fixed_dictionaries(
         "resizes": st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), max_size=12),
     }
 )
+
+
+@dataclass
+class Row:
+    dense: np.ndarray
+    name: str
 
 
 class Boom(Exception):
@@ -276,3 +283,4 @@ def test_a_keyboard_interrupt_in_the_consumer_leaves_the_stage_usable() -> None:
 def test_nbytes_counts_arrays_and_bytes_at_any_depth() -> None:
     assert nbytes({"a": np.zeros(10, np.float32), "b": [b"abc", (np.zeros(2, np.int64),)]}) == 40 + 3 + 16
     assert nbytes([np.zeros(1, np.int8)] * 1000) == 1000
+    assert nbytes([Row(np.zeros(3, np.float64), "abc")]) == 24 + 3

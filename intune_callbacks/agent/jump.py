@@ -20,6 +20,7 @@ from intune_callbacks.agent.model import (
     predict,
     waiting,
 )
+from intune_callbacks.agent.ordering import window_for
 from intune_callbacks.types import Allocation, Observation, Proposal
 
 __all__ = ["WORTH", "ModelJump", "changed_cpus"]
@@ -51,8 +52,9 @@ class ModelJump:
     with the best allocation measured and taken back if throughput fell. A training loop that does not wait for data
     is left alone, except that idle *process* workers, which hold memory, are slowly given back.
 
-    Holding ends on a drop of more than 15 % or a new wait over three windows, a resized machine (a jump on that same
-    decision), and a timer that doubles each time it finds nothing.
+    While it holds, windows still follow the irregularity that shows. Holding ends on a drop of more than 15 % or a new
+    wait over three windows, a resized machine (a jump on that same decision), and a timer that doubles each time it
+    finds nothing.
 
     Args:
         jumps: most jumps in one go.
@@ -74,6 +76,7 @@ class ModelJump:
         self._held_wait = 0.0
         self._recent: deque[Observation] = deque()
         self._may_shed = self._may_trim = True
+        self._widened: Allocation = {}
         self._timer_s, self._timer_at_s = FIRST_TIMER_S, 0.0
 
     def decide(self, observation: Observation) -> Proposal:
@@ -200,6 +203,12 @@ class ModelJump:
         self._idle_windows = 0 if is_input_bound(observation) else self._idle_windows + 1
         if self._idle_windows >= IDLE_WINDOWS and self._may_shed:
             return self._shed(observation, now)
+        wider = self._wider_windows(observation) if is_input_bound(observation) else {}
+        if wider and wider != self._widened:
+            self._widened = wider
+            return Proposal(
+                wider, "windows widened: the service times are more irregular than they looked", settled=True
+            )
         if observation.at_s >= self._timer_at_s:
             self._timer_s = min(2.0 * self._timer_s, LAST_TIMER_S)
             self._timer_at_s = observation.at_s + self._timer_s
@@ -207,6 +216,16 @@ class ModelJump:
                 self._jumps, self._best, self._asked = self._most_jumps - 1, now, {}
                 return self._jump(observation, "looked again")
         return Proposal(reason="holding", settled=True)
+
+    def _wider_windows(self, observation: Observation) -> Allocation:
+        """Windows that rare long items have shown to be a fifth too narrow; wider ones cost memory only."""
+        fits, current = self._fitter.fits(), observation.allocation
+        wanted = {
+            stage.name: min(stage.high, window_for(current[stage.window_of], fits[stage.window_of].cv))
+            for stage in observation.stages
+            if stage.window_of in fits and stage.window_of in current
+        }
+        return {name: window for name, window in wanted.items() if window >= 1.2 * current[name]}
 
     def _has_dropped(self, observation: Observation, now: Measured) -> bool:
         # The last windows stand apart until they are judged: a drop must not become the measure of itself.

@@ -11,12 +11,15 @@ SIZED_FIRST, SIZED_EVERY = 4, 16
 
 
 def nbytes(value: object, depth: int = 4) -> int:
-    """Return the bytes held by the arrays and byte strings of a batch (any nesting of lists, tuples and dicts)."""
+    """Return the bytes held by the arrays and byte strings of a batch (in lists, tuples, dicts, dataclasses)."""
     size = getattr(value, "nbytes", None)
     if isinstance(size, int):
         return size
     if isinstance(value, (bytes, bytearray, str)):
         return len(value)
+    fields = getattr(value, "__dataclass_fields__", None)
+    if depth and fields is not None:
+        return sum(nbytes(getattr(value, name, None), depth - 1) for name in fields)
     if depth and isinstance(value, dict):
         return sum(nbytes(v, depth - 1) for v in value.values())
     if depth and isinstance(value, (list, tuple)):
