@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.base import busy_limit, clamp
 from intune_callbacks.types import Allocation, Observation, Stage
 
 __all__ = ["Guard", "Ruling"]
@@ -36,7 +36,7 @@ class Ruling:
 class Guard:
     """Clips allocations to what the machine has; independent of any policy.
 
-    CPUs: all workers busy at once may occupy the budget plus one CPU per worker stage (workers are whole numbers). A
+    CPUs: all workers busy at once may occupy no more than `busy_limit` of the budget. A
     worker counts with the largest CPU share seen in recent windows: on a crowded machine the present share is too low.
 
     Memory: with every window full and every new worker started, usage stays below the soft limit. While the size of a
@@ -150,7 +150,7 @@ class Guard:
     ) -> None:
         workers = _workers(observation)
         shares = {stage.name: self._share(stage.name) for stage in workers}
-        budget = observation.resources.cpus + len(workers) + 1e-9
+        budget = busy_limit(observation.resources.cpus, len(workers)) + 1e-9
 
         def busy(values: Mapping[str, int]) -> float:
             return sum(values[name] * share for name, share in shares.items())
@@ -167,7 +167,7 @@ class Guard:
                 allocation[loser] -= 1
         cpus = observation.resources.cpus
         if (granted := busy(allocation)) < asked:
-            vetoes.append(f"{asked:.1f} busy CPUs asked, {cpus:g} + {len(workers)} allowed: {granted:.1f} granted")
+            vetoes.append(f"{asked:.1f} busy CPUs asked, {budget:.1f} allowed on {cpus:g}: {granted:.1f} granted")
 
     def _limit_unknown_windows(self, allocation: Allocation, observation: Observation, vetoes: list[str]) -> None:
         for stage in observation.stages:

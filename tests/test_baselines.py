@@ -17,9 +17,10 @@ from intune_callbacks.agent.baselines import ClosedForm, EvenSplit, HillClimb, M
 from intune_callbacks.agent.fitter import Fitter
 from intune_callbacks.agent.measured import Measured
 from intune_callbacks.agent.model import StageFit, plan, predict
-from intune_callbacks.agent.ordering import in_order_efficiency, window_for
+from intune_callbacks.agent.ordering import RARE, in_order_efficiency, window_for
 from intune_callbacks.config import POLICIES, TunerConfig
 from intune_callbacks.errors import ConfigError
+from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Policy, Stage
 
@@ -85,7 +86,7 @@ def test_windows_are_wide_for_irregular_work_and_depths_small() -> None:
         Stage("a.window", "memory", "items", 1, 512, 4, window_of="a"),
         Stage("prefetch", "memory", "items", 1, 64, 2),
     ]
-    for cv, least, most in ((0.0, 2.0, 2.0), (0.5, 2.5, 4.0), (0.95, 6.0, 10.0), (5.0, 12.0, 12.0)):
+    for cv, least, most in ((0.0, 2.0, 2.0), (0.5, 2.5, 5.0), (0.95, 6.0, 12.0), (5.0, 12.0, 12.0)):
         wanted = plan({"a": StageFit(1.0, 0.1, 0.1, cv=cv)}, stages, cpus=16.0, demand=math.inf).allocation
         assert least <= wanted["a.window"] / wanted["a"] <= most
         assert 2 <= wanted["prefetch"] <= 8
@@ -118,7 +119,7 @@ def test_the_cost_of_order_agrees_with_a_simulation(workers: int, cv: float, wid
 def test_windows_cost_little_and_are_no_wider_than_needed(workers: int, cv: float) -> None:
     window = window_for(workers, cv)
     assert simulated_efficiency(workers, window, max(cv, 1e-3)) >= 0.94
-    assert window == 2 * workers or in_order_efficiency(workers, window - workers, cv) < 0.96
+    assert window == 2 * workers or in_order_efficiency(workers, window - workers, RARE * cv) < 0.96
 
 
 def test_predict_knows_that_a_narrow_window_costs_throughput_when_work_is_irregular() -> None:
@@ -271,7 +272,7 @@ def test_model_jump_follows_the_machine_without_a_restart() -> None:
         pipeline.machine.cpus = cpus
         decisions = loop.run(tuner, seconds=20.0)
         assert fraction_of_best(loop) >= 0.95
-        assert sum(pipeline.values[name] for name in FIVE) <= cpus + len(FIVE)
+        assert sum(pipeline.values[name] for name in FIVE) <= busy_limit(cpus, len(FIVE))
         if number:
             assert decisions[0].applied, "the first decision after the resize jumps"
             assert f"to {cpus:g} CPUs" in decisions[0].reason
@@ -324,13 +325,12 @@ def test_model_jump_wakes_on_a_lasting_drop_and_not_on_a_short_one() -> None:
     loop = FakeLoop(pipeline)
     tuner = tuner_of(pipeline)
     loop.run(tuner, seconds=15.0)
-    held = {name: value for name, value in pipeline.values.items() if "window" not in name}
     heavy = pipeline.work["copy"]
     pipeline.work["copy"] = replace(heavy, service_s=0.3)
-    loop.run(tuner, seconds=1.5)
+    decisions = list(loop.run(tuner, seconds=1.5))
     pipeline.work["copy"] = heavy
-    loop.run(tuner, seconds=10.0)
-    assert pipeline.values | held == pipeline.values
+    decisions += loop.run(tuner, seconds=10.0)
+    assert not any("woken" in d.reason for d in decisions)
 
     pipeline.work["copy"] = replace(heavy, service_s=0.3)
     decisions = loop.run(tuner, seconds=15.0)
@@ -393,7 +393,7 @@ def test_closed_form_gets_near_the_best_and_stays() -> None:
     assert fraction_of_best(loop) >= 0.95
     before = len(pipeline.resizes)
     loop.run(tuner, seconds=30.0)
-    assert len(pipeline.resizes) <= before + 1
+    assert len(pipeline.resizes) <= before + 3
 
 
 def test_hill_climb_climbs_and_never_ends_below_its_start() -> None:

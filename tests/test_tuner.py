@@ -155,7 +155,7 @@ def test_a_veto_is_recorded_with_its_numbers() -> None:
     tuner = tuner_of(loop.pipeline, policy=Script({"decode": 60}))
     decision = loop.run(tuner, seconds=5.0)[0]
     assert decision.proposed == {"decode": 60}
-    assert decision.after["decode"] == 9
+    assert decision.after["decode"] == 10
     assert "60.0 busy CPUs asked" in decision.vetoes[0]
 
 
