@@ -150,6 +150,17 @@ def test_iterable_style_keeps_its_workers_and_order() -> None:
     check_pipeline(lambda: live(build), expected, key=key, resizes=30)
 
 
+def test_two_iterators_of_one_iterable_loader_keep_apart() -> None:
+    loader = DataLoader(Stream(), batch_size=4, num_workers=2, timeout=20)
+    expected = [key(batch) for batch in loader]
+    pipeline = find(loader).pipeline
+    first, second = (pipeline.adopt(iter(loader)) for _ in range(2))
+    pipeline.resize({"load.window": 3})
+    got = [(key(one), key(other)) for one, other in zip(first, second, strict=True)]
+    assert got == [(batch, batch) for batch in expected]
+    pipeline.close()
+
+
 def test_iterable_style_without_workers_says_what_would_help() -> None:
     found = find(DataLoader(Stream(), num_workers=0))
     assert found.pipeline is None

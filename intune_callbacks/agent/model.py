@@ -162,8 +162,7 @@ def predict(
     """Return the batches per second the model expects of `allocation`, never more than the model's demand takes.
 
     Where work is irregular, a stage among others gives less than its capacity: it is at times starved and at times
-    blocked by its neighbours (measured on an emulated machine of 32 CPUs: 1.005 x the workers needed gave .87 of the
-    rate, 1.15 x gave all of it).
+    blocked by its neighbours (a stage with 1.005 x the workers it needed on 32 emulated CPUs: .87 of the rate).
     """
     windows = {s.window_of: allocation.get(s.name, s.current) for s in stages if s.window_of is not None}
     known = [s for s in stages if s.name in fits]

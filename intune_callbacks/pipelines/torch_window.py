@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -47,13 +48,14 @@ class WindowLoader:
         if iterator is not self._iterator and isinstance(iterator, _BaseDataLoaderIter):
             self._delivered += self._iterator._num_yielded if self._iterator is not None else 0
             self._running = weakref.ref(iterator)
-            iterator._try_put_index = self._fill  # type: ignore[attr-defined]
+            # Each iterator fills itself: two of one loader may run side by side.
+            iterator._try_put_index = partial(self._fill, self._running)  # type: ignore[attr-defined]
         return iterator
 
-    def _fill(self) -> None:
+    def _fill(self, running: weakref.ref[Any]) -> None:
         """Send out work until the window is full, through the iterator's own method."""
-        iterator = self._iterator
-        while self._in_flight() < self._window:
+        iterator: Any = running()
+        while self._in_flight(iterator) < self._window:
             sent, factor = iterator._send_idx, iterator._prefetch_factor
             # The stock method asserts outstanding <= prefetch_factor * workers, for this one call too low a limit.
             iterator._prefetch_factor = MAX_WINDOW
@@ -64,8 +66,8 @@ class WindowLoader:
             if iterator._send_idx == sent:
                 return
 
-    def _in_flight(self) -> int:
-        iterator = self._iterator
+    @staticmethod
+    def _in_flight(iterator: Any) -> int:
         if iterator._dataset_kind == _DatasetKind.Map:
             return int(iterator._send_idx - iterator._rcvd_idx)
         return int(iterator._tasks_outstanding)
@@ -85,15 +87,16 @@ class WindowLoader:
         wanted = clamp(allocation, self.stages())
         if WINDOW in wanted and wanted[WINDOW] != self._window:
             self._window = wanted[WINDOW]
-            if self._iterator is not None and not self._iterator._shutdown:
-                self._fill()
+            iterator = self._iterator
+            if iterator is not None and not iterator._shutdown:
+                iterator._try_put_index()
         return {WORKERS: self._loader.num_workers, WINDOW: self._window}
 
     def release(self) -> None:
         """Give the running iterator its own rule back."""
         iterator = self._iterator
         # With more in flight than the stock rule allows, its assertion would end the epoch: it keeps ours.
-        if iterator is not None and self._in_flight() < iterator._prefetch_factor * iterator._num_workers:
+        if iterator is not None and self._in_flight(iterator) < iterator._prefetch_factor * iterator._num_workers:
             iterator.__dict__.pop("_try_put_index", None)
 
     def close(self) -> None:
