@@ -54,6 +54,11 @@ class Guard:
         self._worker_bytes: dict[str, float] = {}
         self._seen_at_s: float | None = None
 
+    @property
+    def largest_item_bytes(self) -> float:
+        """The largest known size of an item of any stage, 0 while none is known."""
+        return max(self._item_bytes.values(), default=0.0)
+
     def watch(self, observation: Observation) -> None:
         """Remember CPU shares and sizes of a window; `check` and `alarm` do it by themselves."""
         if observation.at_s == self._seen_at_s:
@@ -136,7 +141,7 @@ class Guard:
     def _size(self, buffer: Stage) -> float:
         """Bytes of one buffered item; a buffer nobody measured is taken to hold the largest items of the pipeline."""
         known = self._item_bytes.get(buffer.window_of or buffer.name)
-        return max(self._item_bytes.values(), default=0.0) if known is None else known
+        return self.largest_item_bytes if known is None else known
 
     def _limit_workers(self, allocation: Allocation, observation: Observation, vetoes: list[str]) -> None:
         for stage in _workers(observation):

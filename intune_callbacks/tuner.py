@@ -12,7 +12,7 @@ from intune_callbacks.agent.baselines import make_policy
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.guard import Guard
 from intune_callbacks.history import Course, Decision, History, describe
-from intune_callbacks.monitor.freed import give_back_freed
+from intune_callbacks.monitor.freed import LARGE_BYTES, give_back_freed, map_large_blocks
 from intune_callbacks.monitor.pace import Pace
 from intune_callbacks.monitor.resources import MachineProbe
 from intune_callbacks.monitor.wait import StepTotals
@@ -185,10 +185,12 @@ class Tuner:
     def _resources(self) -> Resources:
         """Return what there is; near the memory limit, after what is only kept for later was given back."""
         seen = self._probe.read()
-        near = self._config.memory_soft_limit * seen.memory_limit_bytes
-        if self._config.mode == "tune" and seen.memory_used_bytes > near and give_back_freed():
-            seen = self._probe.read()
-        return seen
+        limit = self._config.memory_soft_limit * seen.memory_limit_bytes
+        if self._config.mode != "tune" or seen.memory_used_bytes <= limit / 2:
+            return seen
+        if self._guard.largest_item_bytes >= LARGE_BYTES:
+            map_large_blocks()
+        return self._probe.read() if give_back_freed() else seen
 
     def _decide(self, observation: Observation) -> Decision:
         before = observation.allocation

@@ -39,7 +39,7 @@ class StageReading:
     Args:
         items: results computed: passed downstream, waiting in the stage's buffer, or lost with an iterator.
         busy_s: wall seconds spent in closures, summed over threads.
-        busy_s2: sum of squares of the single closures' seconds.
+        busy_s2: sum of squares of whole calls' seconds, all closures of one element together.
         cpu_s: CPU seconds of `busy_s`.
         closures: pieces of work done; one call of the user's function may be several.
         queued: finished results waiting in the stage's buffer, now.

@@ -19,7 +19,7 @@ class StageCourse:
 
     def __init__(self) -> None:
         self._last: StageReading | None = None
-        self._last_s = self._busy_s2 = self._starved_s = self._blocked_s = 0.0
+        self._last_s = self._starved_s = self._blocked_s = 0.0
         self._was_full = 0.0
         self._capacity = 1
 
@@ -35,9 +35,6 @@ class StageCourse:
         busy_frac = (reading.queued + reading.running + reading.waiting) / max(1, capacity)
         is_full = 1.0 if busy_frac >= 1.0 else 0.0
         last = self._last or StageReading(0, 0.0, 0.0, 0.0, 0, 0, None, 0, 0, 0.0, 0, 0.0)
-        items, closures = reading.items - last.items, reading.closures - last.closures
-        # Where one item takes several closures, they are thought to be long and short together.
-        self._busy_s2 += max(0.0, reading.busy_s2 - last.busy_s2) * max(1.0, closures / items if items > 0 else 1.0)
         if reading.window is not None and last.window is not None:
             idle_s = max(0.0, workers * (now_s - self._last_s) - (reading.busy_s - last.busy_s))
             full_frac = 0.5 * (is_full + self._was_full)
@@ -53,7 +50,7 @@ class StageCourse:
         return StageStats(
             items=last.items,
             busy_s=last.busy_s,
-            busy_s2=self._busy_s2,
+            busy_s2=last.busy_s2,
             cpu_s=last.cpu_s,
             starved_s=self._starved_s,
             blocked_s=self._blocked_s,

@@ -40,20 +40,28 @@ inline double Seconds(clockid_t clock) {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// What computing has cost so far.
+// What computing has cost so far: `busy_s2` sums the squares of whole calls.
 struct Tally {
   int64_t closures = 0;
   double busy_s = 0.0, busy_s2 = 0.0, cpu_s = 0.0;
 };
 
+class Pool;
+
+// The closures that work on one element: the first, and those that were begun inside one of them.
+struct Call {
+  const Pool* const pool;
+  double busy_s = 0.0;  // so far; under the pool's lock
+};
+using CallPtr = std::shared_ptr<Call>;
+
 class Stopwatch {
  public:
   void Stop(Tally* tally) const {
     const double wall_s = Seconds(CLOCK_MONOTONIC) - wall_s_;
-    ++tally->closures;
-    tally->busy_s += wall_s;
-    tally->busy_s2 += wall_s * wall_s;
-    tally->cpu_s += Seconds(CLOCK_THREAD_CPUTIME_ID) - cpu_s_;
+    tally->closures = 1;
+    tally->busy_s = wall_s;
+    tally->cpu_s = Seconds(CLOCK_THREAD_CPUTIME_ID) - cpu_s_;
   }
 
  private:
@@ -70,16 +78,19 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Runs `fn` on this pool, or on `base` (timed all the same) while the limit is 0. `owner` names the iterator it
   // belongs to. `intra_op` bounds the parallelism inside one operation; negative leaves it as it is.
   void Run(Closure fn, const Runner& base, const void* owner, int intra_op) {
+    CallPtr call = this_call() && this_call()->pool == this ? this_call() : std::make_shared<Call>(Call{this});
     {
       std::unique_lock<std::mutex> lock(mu_);
       if (limit_ > 0 && (threads_ > 0 || Spawn())) {
         const bool nested = current() == this, hurried = Hurried(owner);
-        (hurried ? hurried_ : nested ? nested_ : queue_).push_back({std::move(fn), owner, intra_op});
+        (hurried ? hurried_ : nested ? nested_ : queue_).push_back({std::move(fn), std::move(call), owner, intra_op});
         if (Startable()) Wake();
         return;
       }
     }
-    base([self = shared_from_this(), fn = std::move(fn)]() mutable { self->RunOnBase(std::move(fn)); });
+    base([self = shared_from_this(), fn = std::move(fn), call = std::move(call)]() mutable {
+      self->RunOnBase(std::move(fn), std::move(call));
+    });
   }
 
   void SetLimit(int limit) {
@@ -108,9 +119,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
     ending_.erase(std::remove(ending_.begin(), ending_.end(), owner), ending_.end());
   }
 
+  // Counts what was computed elsewhere as a call of its own.
   void Add(const Tally& tally) {
+    Call call{this};
     std::unique_lock<std::mutex> lock(mu_);
-    AddLocked(tally);
+    AddLocked(tally, &call);
   }
 
   Counters Read() {
@@ -122,6 +135,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
  private:
   struct Entry {
     Closure fn;
+    CallPtr call;
     const void* owner = nullptr;
     int intra_op = -1;
     int* counter = nullptr;  // of those that compute under the same limit
@@ -136,6 +150,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
   static Pool*& current() {
     static thread_local Pool* pool = nullptr;
     return pool;
+  }
+
+  static CallPtr& this_call() {
+    static thread_local CallPtr call;
+    return call;
   }
 
   // With the limit at 0 what is queued already still has to run.
@@ -225,7 +244,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
         Compute(&entry, &tally);
         lock.lock();
         pool->Ended(entry);
-        pool->AddLocked(tally);
+        pool->AddLocked(tally, entry.call.get());
         continue;
       }
       Waiter waiter;
@@ -269,6 +288,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   static void Compute(Entry* entry, Tally* tally) {
     const Stopwatch watch;
+    this_call() = entry->call;
     if (entry->intra_op >= 0) {
       tensorflow::ScopedPerThreadMaxParallelism scope(entry->intra_op);
       entry->fn();
@@ -276,28 +296,32 @@ class Pool : public std::enable_shared_from_this<Pool> {
       entry->fn();
     }
     entry->fn = nullptr;  // what it holds may be the last reference to an iterator: not under our lock
+    this_call() = nullptr;
     watch.Stop(tally);
   }
 
-  void RunOnBase(Closure fn) {
+  void RunOnBase(Closure fn, CallPtr call) {
     {
       std::unique_lock<std::mutex> lock(mu_);
       ++elsewhere_;
     }
     Tally tally;
     const Stopwatch watch;
+    this_call().swap(call);  // this thread may be inside a call of another pool
     fn();
     fn = nullptr;
+    this_call().swap(call);
     watch.Stop(&tally);
     std::unique_lock<std::mutex> lock(mu_);
     --elsewhere_;
-    AddLocked(tally);
+    AddLocked(tally, call.get());
   }
 
-  void AddLocked(const Tally& tally) {
+  void AddLocked(const Tally& tally, Call* call) {
     tally_.closures += tally.closures;
     tally_.busy_s += tally.busy_s;
-    tally_.busy_s2 += tally.busy_s2;
+    tally_.busy_s2 += tally.busy_s * (tally.busy_s + 2.0 * call->busy_s);  // (a + b)^2 - a^2
+    call->busy_s += tally.busy_s;
     tally_.cpu_s += tally.cpu_s;
   }
 
