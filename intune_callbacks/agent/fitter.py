@@ -21,6 +21,8 @@ CHANGED = 1.3
 CROWDED = 0.95
 FEWEST_ITEMS = 3
 RATIO_WINDOWS, FILL_WINDOWS = 12, 3
+DISTURBED = 0.2
+"""Share of a window's batches up to which added or removed room in the buffers leaves its counts as they are."""
 MOST_POINTS = 8
 _FIRST = itemgetter(0)
 
@@ -81,7 +83,8 @@ class Fitter:
         slowdown, is_crowded = contention(observation)
         current = observation.allocation
         # After a resize windows fill or drain: for a while items made are not items asked for.
-        self._steady_windows = self._steady_windows + 1 if current == self._allocation else 1
+        room = sum([abs(s.current - self._allocation.get(s.name, 0)) for s in observation.stages if s.kind == "memory"])
+        self._steady_windows = self._steady_windows + 1 if room <= DISTURBED * observation.batches else 1
         self._allocation = current
         for name, rates in observation.rates.items():
             if rates.items < 1 or rates.service_s <= 0.0 or name not in current:

@@ -29,6 +29,7 @@ class ShellConfig:
         burst: most decisions of moves in a row.
         again: the same for a burst that starts while holding.
         patience: decisions in a row without a worthwhile move that end a burst.
+        review: moves of a burst after which a jump is considered again.
         measured: decisions an allocation is measured before it is held.
         look: decisions of holding before the first look for something better.
         longest: most decisions between two looks; the time doubles while nothing is found.
@@ -45,6 +46,7 @@ class ShellConfig:
     burst: int = 30
     again: int = 3
     patience: int = 3
+    review: int = 6
     measured: int = 3
     look: int = 30
     longest: int = 240

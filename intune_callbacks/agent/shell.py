@@ -19,6 +19,7 @@ INPUT_BOUND = 0.97
 """Share of the model's demand from which on there is nothing worth a change."""
 
 
+
 class Shell:
     """Decides where N pipelines go next.
 
@@ -62,7 +63,7 @@ class Shell:
         want = self._wants_target(view)
         aimed = target(view, track.curves, c.usable) if want.any() else view.value
         self._look(view, aimed)
-        jump = self._jump | self._look_jump
+        jump = self._jump | self._look_jump | self._again_jump
         if jump.any():
             value = np.where(jump[:, None] & view.workers, aimed, value)
             buffer = np.minimum(np.maximum(float(c.buffer), view.low), view.high)
@@ -114,22 +115,28 @@ class Shell:
     def _wants_target(self, view: View) -> Bools:
         assert self.track is not None
         track, at_jump = self.track, self.phase == JUMP
-        self._look_jump = np.zeros(len(view.cpus), bool)
+        self._look_jump, self._again_jump = np.zeros((2, len(view.cpus)), bool)
         self._looking = (self.phase == HOLD) & (self._held >= self._wait)
         at = (track.age[:, None] == self._jumps).any(1) | (track.resized & (track.decisions > 1))
         self._jump = self._early | (at & at_jump)
         return np.asarray(self._jump | (self.phase == BURST) | self._looking)
 
     def _look(self, view: View, aimed: Floats) -> None:
-        """While holding, follow the drift: a jump where the curves promise clearly more, else a short burst."""
+        """Jump where the curves promise clearly more: in the middle of a burst, and, while holding, now and then.
+
+        Where holding has nothing to jump for, it tries a short burst.
+        """
         assert self.track is not None
-        if not self._looking.any():
+        track, c = self.track, self.config
+        again = self._bound & (self.phase == BURST) & (self._left > 0) & (self._left % c.review == 0)
+        if not (self._looking | again).any():
             return
+        gain = expected_gain(view, track.curves, aimed)
+        self._again_jump = again & (gain > c.worth)
         # The next look comes later, unless this one finds something.
         self._held[self._looking] = 0
-        self._wait[self._looking] = np.minimum(2 * self._wait[self._looking], self.config.longest)
-        gain = expected_gain(view, self.track.curves, aimed)
-        self._look_jump = self._looking & (gain > self.config.worth)
+        self._wait[self._looking] = np.minimum(2 * self._wait[self._looking], c.longest)
+        self._look_jump = self._looking & (gain > c.worth)
         self.phase[self._look_jump] = CONFIRM
         self._wait[self._look_jump] = self.config.look
         if self.values is not None:
@@ -146,7 +153,7 @@ class Shell:
         over = rows & ((self._left <= 0) | (self._idle >= c.patience))
         self.phase[over] = CONFIRM
         self._left -= rows
-        rows = rows & ~over
+        rows = rows & ~over & ~self._again_jump
         if not rows.any():
             return value
         ratio = np.where(view.value > 0.0, view.window / np.maximum(view.value, 1.0), 0.0)
