@@ -24,16 +24,42 @@ assert give_back_freed()
 print(full - rss().rss, len(held))
 """
 
+LARGE = """
+import sys, psutil
+from intune_callbacks.monitor.freed import LARGE_BYTES, map_large_blocks
+rss = psutil.Process().memory_info
+raised = b"1" * 30_000_000
+del raised
+if sys.argv[1] == "mapped":
+    assert map_large_blocks()
+held, between = [], []
+for _ in range(50):
+    held.append(b"1" * (2 * LARGE_BYTES))
+    between.append(b"1" * 1000)
+full = rss().rss
+del held
+print(full - rss().rss, len(between))
+"""
+glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+
+@glibc
+@pytest.mark.parametrize(("how", "given_back"), [("mapped", True), ("as it is", False)])
+def test_large_blocks_go_back_when_they_are_freed(how: str, given_back: bool) -> None:
+    command = [sys.executable, "-c", LARGE, how]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (int(run.stdout.split()[0]) > 90_000_000) == given_back
+
+
+@glibc
 def test_holes_between_what_is_held_are_given_back() -> None:
     run = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, timeout=60, check=True)
     assert int(run.stdout.split()[0]) > 50_000_000
 
 
-def full_windows(mode: str) -> tuple[FakeLoop, Tuner]:
-    """A slow model before a full window: 6.4 of 10 GB are batches."""
-    work = Work(0.1, item_bytes=0.1 * GB, workers=8, window=64)
+def full_windows(mode: str, item_bytes: float = 0.1 * GB) -> tuple[FakeLoop, Tuner]:
+    """A slow model before a full window: with the large items 6.4 of 10 GB are batches."""
+    work = Work(0.1, item_bytes=item_bytes, workers=8, window=64)
     pipeline = FakePipeline({"decode": work}, machine := FakeMachine(memory_limit_bytes=10 * GB))
     config = TunerConfig(mode=mode, policy="model-jump")
     return FakeLoop(pipeline, model_s=0.1), Tuner(pipeline, config, probe=machine, clock=machine.clock())
@@ -51,11 +77,31 @@ def test_memory_that_is_only_kept_is_no_alarm(monkeypatch: pytest.MonkeyPatch, m
 
     monkeypatch.setattr(tuner_module, "give_back_freed", give_back)
     loop.run(tuner, seconds=5.0)
-    assert calls == []
     machine.memory_used_bytes = 3 * GB
     decisions = loop.run(tuner, seconds=4.0)
     assert any("memory alarm" in decision.reason for decision in decisions) == alarmed
-    assert len(calls) == (0 if alarmed else 1)
+    assert bool(calls) == (mode == "tune")
+
+
+def test_half_empty_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, tuner = full_windows("tune")
+    loop.pipeline.machine.memory_limit_bytes = 100 * GB
+    monkeypatch.setattr(tuner_module, "give_back_freed", lambda: pytest.fail("nothing is short"))
+    loop.run(tuner, seconds=5.0)
+    assert tuner.frozen is None
+
+
+@pytest.mark.parametrize(("item_bytes", "mapped"), [(0.1 * GB, True), (1000.0, False)])
+def test_blocks_are_mapped_where_batches_are_large(
+    monkeypatch: pytest.MonkeyPatch, item_bytes: float, mapped: bool
+) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(tuner_module, "map_large_blocks", lambda: calls.append(True))
+    loop, tuner = full_windows("tune", item_bytes)
+    loop.pipeline.machine.memory_used_bytes = 6 * GB
+    loop.run(tuner, seconds=5.0)
+    assert bool(calls) == mapped
+    assert tuner.frozen is None
 
 
 def test_memory_that_is_really_used_still_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

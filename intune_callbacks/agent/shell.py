@@ -19,7 +19,6 @@ INPUT_BOUND = 0.97
 """Share of the model's demand from which on there is nothing worth a change."""
 
 
-
 class Shell:
     """Decides where N pipelines go next.
 
