@@ -67,7 +67,8 @@ def order(phases: list[Any]) -> list[int]:
 
 
 def test_phases_come_in_order() -> None:
-    seen = Seen(Shell(a_network(1)), plain(6, stages=3, cpus=32), 60)
+    # Jumps in the middle of the moves bring a random network back to where it was: left out.
+    seen = Seen(Shell(a_network(1), ShellConfig(review=99)), plain(6, stages=3, cpus=32), 60)
     orders = [order([phase[row:] for phase in seen.phases]) for row in range(6)]
     firsts = [o[: o.index(HOLD) + 1] for o in orders]
     assert [JUMP, BURST, CONFIRM, HOLD] in firsts
@@ -141,6 +142,26 @@ def test_looks_again_while_holding_and_follows_the_drift() -> None:
     new = best(machines, env.work_s, env.base, env.cpus)[0]
     assert (env.steady_rate > 0.85 * new).all()
     assert (env.steady_rate > 1.05 * stale.steady_rate).any()
+
+
+def test_jumps_in_the_middle_of_a_burst_that_does_not_follow_the_work() -> None:
+    def buffers(slots: Any, pipeline: Any, mask: Any) -> Any:
+        """A network that cares for nothing but a larger buffer."""
+        q = np.zeros((*mask.shape, 5), np.float32)
+        q[:, BUFFER, 3] = 9.0
+        return q
+
+    def after_a_change(review: int) -> Any:
+        seen = Seen(Shell(buffers, ShellConfig(review=review)), plain(4, seed=5, cpus=64), 12)
+        assert (seen.phases[-1] == BURST).sum() >= 3
+        seen.env.work_s[:, 0] *= 2.5
+        for _ in range(14):
+            seen.env.step(*seen.shell.act(seen.env.view))
+        assert (seen.shell.phase == BURST).sum() >= 3
+        return seen.env.steady_rate
+
+    assert (after_a_change(6) > 1.15 * after_a_change(99)).any()
+    assert (after_a_change(6) > 0.98 * after_a_change(99)).all()
 
 
 # -- what no network can make it do ------------------------------------------------------------------------------------

@@ -181,6 +181,22 @@ def test_what_fills_a_wider_window_is_not_taken_for_demand() -> None:
     assert fitter.fits()["a"].items_per_batch == pytest.approx(3.0), "what lasts is demand"
 
 
+def test_counts_are_taken_while_only_a_buffer_grows() -> None:
+    pipeline = FakePipeline({"a": Work(0.1, workers=2, window=64)}, FakeMachine(cpus=64.0))
+    loop, fitter = FakeLoop(pipeline), Fitter()
+    seen = loop.observe()
+    buffer = Stage("prefetch", "memory", "batches", 1, 4096, 2)
+
+    def learn(items_per_batch: float, depth: int) -> None:
+        rates = {"a": replace(seen.rates["a"], items=round(items_per_batch * seen.batches))}
+        fitter.learn(replace(seen, rates=rates, stages=(*seen.stages, replace(buffer, current=depth))))
+
+    learn(0.5, 2)
+    for window in range(12):
+        learn(1.0, 2 + window * (seen.batches // 10))
+    assert fitter.fits()["a"].items_per_batch == pytest.approx(1.0, abs=0.1)
+
+
 def test_other_work_is_forgotten() -> None:
     pipeline = FakePipeline({"a": Work(0.02, cpu_share=0.1, workers=4, window=16)}, FakeMachine(cpus=64.0))
     loop, fitter = FakeLoop(pipeline), Fitter()
