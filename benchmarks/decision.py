@@ -16,33 +16,34 @@ Layer one multiplies the pipeline's features, and layer two mean and maximum, on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 
+from benchmarks.decision_pipeline import Synthetic
 from benchmarks.output import arguments, numbers, write
 from intune_callbacks.agent.dqn import Dqn
-from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT, features
+from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT, features_of_one
 from intune_callbacks.agent.fitter import Fitter
-from intune_callbacks.agent.moves import allowed, best_moves
+from intune_callbacks.agent.live import view_of
+from intune_callbacks.agent.moves import allowed_of_one, best_moves_of_one
 from intune_callbacks.agent.network import PARAMETERS, Network
 from intune_callbacks.agent.phases import ShellConfig, Values
-from intune_callbacks.agent.target import target
+from intune_callbacks.agent.target import target_of_one
 from intune_callbacks.agent.track import Track
-from intune_callbacks.agent.view import Floats, Ints, View, view_of
+from intune_callbacks.agent.view import Floats
 from intune_callbacks.agent.weights import shipped
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.guard import Guard
-from intune_callbacks.types import Allocation, Observation, Resources, Stage, StageRates
 
-__all__ = ["PHASES", "Synthetic", "cost", "decisions", "main", "parts", "run"]
+__all__ = ["PHASES", "cost", "decisions", "main", "parts", "run"]
 
 Result = TypeVar("Result")
 
 STAGES = (2, 5, 8, 16, 32)
-CPUS_PER_STAGE = 8
 DECISIONS, QUICK_DECISIONS = 600, 30
 SETTLING = 20
 """First decisions that are not counted: jumps, caches, the CPU's clock."""
@@ -51,78 +52,6 @@ PHASES = {
     "burst": ShellConfig(burst=FOREVER, patience=FOREVER),
     "hold": ShellConfig(burst=0, measured=1, look=FOREVER),
 }
-GB = 10**9
-
-
-class Synthetic:
-    """A pipeline whose numbers change a little from one observation to the next.
-
-    Args:
-        stages: worker stages; every third one only waits for storage half of its time.
-        seed: of costs and noise.
-    """
-
-    def __init__(self, stages: int, seed: int = 0) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._names = [f"stage{i}" for i in range(stages)]
-        self._work_s = np.exp(self._rng.normal(-3.0, 0.7, stages))
-        self.cpu_share = {name: 0.5 if i % 3 == 2 else 1.0 for i, name in enumerate(self._names)}
-        self._step = 0
-        self.allocation: Allocation = {"prefetch": 4}
-        """As in force; set it to what was decided."""
-        for name in self._names:
-            self.allocation |= {name: CPUS_PER_STAGE, f"{name}.window": 4 * CPUS_PER_STAGE}
-
-    def observe(self) -> Observation:
-        """Return what a window of one second would have measured."""
-        rng, count = self._rng, len(self._names)
-        self._step += 1
-        workers = np.array([self.allocation[name] for name in self._names], float)
-        work_s = self._work_s * np.exp(0.03 * rng.normal(size=count))
-        # More workers of a stage disturb each other a little: elasticities and curves have something to find.
-        service_s = work_s * (1.0 + 0.002 * (workers - 1.0))
-        rate = float((workers / service_s).min() * np.exp(0.02 * rng.normal()))
-        busy = np.minimum(1.0, rate * service_s / workers)
-        fill = np.clip(0.5 + 0.2 * rng.normal(size=count), 0.0, 1.0)
-        items = max(10, round(rate))
-        rates = {
-            name: StageRates(
-                items=items,
-                items_per_batch=1.0,
-                service_s=float(service_s[i]),
-                service_cpu_s=float(service_s[i]) * self.cpu_share[name],
-                service_cv=0.3,
-                busy_frac=float(busy[i]),
-                starved_frac=float(1.0 - busy[i]),
-                blocked_frac=0.0,
-                queue_fill=float(fill[i]),
-                item_bytes=1e6,
-                worker_bytes=8e6,
-            )
-            for i, name in enumerate(self._names)
-        }
-        return Observation(
-            step=self._step * items,
-            at_s=float(self._step),
-            elapsed_s=1.0,
-            batches=items,
-            samples=items,
-            batches_per_s=rate,
-            samples_per_s=rate,
-            wait_frac=0.9,
-            model_s=1e-4,
-            stages=self._stages(),
-            rates=rates,
-            resources=Resources(float(CPUS_PER_STAGE * count), 256 * GB, 16 * GB),
-        )
-
-    def _stages(self) -> tuple[Stage, ...]:
-        found = []
-        for name in self._names:
-            found.append(Stage(name, "cpu", "workers", 1, 512, self.allocation[name]))
-            window = f"{name}.window"
-            found.append(Stage(window, "memory", "items", 1, 8192, self.allocation[window], window_of=name))
-        return (*found, Stage("prefetch", "memory", "items", 1, 512, self.allocation["prefetch"]))
 
 
 def cost(network: Network, slots: int) -> dict[str, int]:
@@ -193,29 +122,26 @@ def parts(stages: int, count: int, seed: int = 0) -> dict[str, float]:
     fitter, track = Fitter(), None
     for _ in range(SETTLING + count):
         seen = pipeline.observe()
-        fitter.learn(seen)
-        view = clock("view", partial(_view, seen, pipeline.cpu_share, fitter))
+        clock("fitter", partial(fitter.learn, seen))
+        counts = clock("counts", fitter.counts)
+        view = clock("view", partial(view_of, seen, pipeline.cpu_share, counts))
         track = track or Track(view)
         clock("track", partial(track.update, view))
-        aimed = clock("target", partial(target, view, track.curves, c.usable))
-        ratio = view.window / np.maximum(view.value, 1.0)
-        slots, whole = clock("features", partial(features, view, track, aimed, ratio))
-        q = clock("network", partial(network, slots, whole, view.mask))
-        clock("argmax", partial(_argmax, view, ratio, q, c.memory_limit))
+        one = view.one
+        ratio = [window / max(n, 1.0) for window, n in zip(one.window, one.value, strict=True)]
+        aimed = clock("target", partial(target_of_one, one, track.curves.one, c.usable))
+        slots, whole = clock("features", partial(features_of_one, view, track, aimed, ratio))
+        q = clock("network", partial(network, slots, whole, view.mask[0]))
+        clock("argmax", partial(_argmax, one, ratio, q, c))
         wanted = policy.decide(seen).allocation
         ruling = clock("guard", partial(guard.check, wanted, seen))
         pipeline.allocation = ruling.allocation
     return {f"{name}_ms": 1e3 * float(np.median(taken[SETTLING:])) for name, taken in clock.taken_s.items()}
 
 
-def _view(seen: Observation, weight: Mapping[str, float], fitter: Fitter) -> View:
-    return view_of(seen, weight, fitter.fits())
-
-
-def _argmax(view: View, ratio: Floats, q: Floats, memory_limit: float) -> Ints:
-    weight = np.where(view.workers, view.weight, 0.0)
-    room = view.budget - (view.value * weight).sum(1)
-    return best_moves(q.astype(float), allowed(view, ratio, memory_limit), weight, room)
+def _argmax(one: SimpleNamespace, ratio: list[float], q: Floats, config: ShellConfig) -> list[int]:
+    fine = allowed_of_one(one, ratio, config.memory_limit)
+    return best_moves_of_one(q.tolist(), fine, one.worker_weight, one.room, worth=config.gate * sum(one.mask))
 
 
 def run(stages: Sequence[int], count: int, seed: int) -> list[dict[str, Any]]:

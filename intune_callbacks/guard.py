@@ -176,17 +176,19 @@ class Guard:
 
     def _limit_unknown_windows(self, allocation: Allocation, observation: Observation, vetoes: list[str]) -> None:
         for stage in observation.stages:
-            unknown = stage.unit == "items" and self._size(stage) <= 0.0
             most = max(2 * stage.current, stage.low)
-            if unknown and stage.kind == "memory" and allocation[stage.name] > most:
+            grows = stage.unit == "items" and stage.kind == "memory" and allocation[stage.name] > most
+            if grows and self._size(stage) <= 0.0:
                 asked, allocation[stage.name] = allocation[stage.name], most
                 vetoes.append(f"{stage.name}: {asked} asked, {most} until the size of an item is known")
 
     def _limit_memory(self, target: Allocation, observation: Observation, vetoes: list[str]) -> Allocation:
         resources = observation.resources
         room = self._soft_limit * resources.memory_limit_bytes
+        if resources.memory_limit_bytes <= 0 or target == observation.allocation:
+            return target
         asked = self._needed_bytes(target, observation)
-        if resources.memory_limit_bytes <= 0 or asked <= room or target == observation.allocation:
+        if asked <= room:
             return target
         memory = {stage.name for stage in observation.stages if stage.kind == "memory"}
         least = {name: min(value, observation.allocation[name]) for name, value in target.items()}

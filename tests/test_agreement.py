@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torchdata")
 
-from benchmarks.agreement import Drawn, draw, measure, simulate, simulated
+from benchmarks.agreement import measure, simulate, simulated
+from benchmarks.agreement_cases import Drawn, draw
 
 REGULAR = Drawn("torchdata", 8, 0.18, 0.0, 3, (0.06, 0.12), 1, 0.0, 0.0, (2, 4), (4, 8))
 """Two stages, both of 33 batches per second."""

@@ -12,7 +12,8 @@ import pytest
 
 from intune_callbacks.agent.baselines import ClosedForm, EvenSplit, HillClimb, ModelJump
 from intune_callbacks.agent.fitter import Fitter
-from intune_callbacks.agent.view import Floats, View, view_of
+from intune_callbacks.agent.live import view_of
+from intune_callbacks.agent.view import Floats, View
 from intune_callbacks.sim.baselines import Autotune, PlumberLP, Unoptimized, WaterFilling, output_time, water_fill
 from intune_callbacks.sim.env import DOWN, Env
 from intune_callbacks.sim.machines import BUFFER, Machines, sample

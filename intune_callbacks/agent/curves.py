@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ BELIEVED = 0.6
 _TINY = 1e-30
 _PRIOR = (0.02, 0.0, 0.0, 0.1, 0.0, 0.1)
 """Upper triangle of the first precision, row by row."""
+_LEARNED = ("work_s", "cpu_share", "cv", "constant", "linear", "square")
 _EYE, _EXACT = 1e-9, 1e-15
 
 
@@ -61,14 +63,20 @@ class Curves:
         self._seen = np.zeros(shape, bool)
         self.constant, self.linear, self.square = np.ones(shape), np.zeros(shape), np.zeros(shape)
         """Coefficients of 1, n - 1 and n (n - 1), seconds, [N, S]; never negative."""
+        self.one = SimpleNamespace()
+        """What is fitted of the only pipeline, in plain numbers, by slot."""
         self.learn(view)
 
     def restart(self, view: View, rows: Bools) -> None:
         """Begin anew where `rows`: what is known of other allocations no longer counts."""
         self._seen &= ~rows[:, None]
 
-    def _begin(self, view: View, new: Bools) -> None:
+    def _begin(self, view: View, ok: Bools) -> None:
         """The part of the wall time that is no CPU time is half believed to be serial."""
+        new = ok & ~self._seen
+        if not new.any():
+            return
+        self._seen |= ok
         self.work_s = np.where(new, view.work_s, self.work_s)
         self.cpu_share = np.where(new, view.cpu_share, self.cpu_share)
         self.cv = np.where(new, view.cv, self.cv)
@@ -81,14 +89,11 @@ class Curves:
 
     def learn(self, view: View) -> None:
         """Take one window into the fit."""
-        ok = view.workers & (view.work_s > 0.0) & view.alive[:, None]
-        new = ok & ~self._seen
-        if new.any():
-            self._begin(view, new)
-            self._seen |= ok
-        if view.is_few:
-            self._learn_of_one(view, ok[0].tolist())
+        if view.is_one:
+            self._learn_of_one(view)
             return
+        ok = view.workers & (view.work_s > 0.0) & view.alive[:, None]
+        self._begin(view, ok)
         gain = LEVEL * ok
         self.work_s = self.work_s + gain * (view.work_s - self.work_s)
         self.cpu_share = self.cpu_share + gain * (view.cpu_share - self.cpu_share)
@@ -101,32 +106,39 @@ class Curves:
         self._theta = np.where(ok, self._theta + np.stack(step), self._theta)
         self._tidy(one, two)
 
-    def _learn_of_one(self, view: View, ok: list[bool]) -> None:
-        """Do the rest of `learn` for one pipeline, in plain numbers: on a few stages arrays are slower."""
+    def _learn_of_one(self, view: View) -> None:
+        """Do what `learn` does for one pipeline, in plain numbers: on a few stages arrays are slower."""
+        one_now = view.one
+        ok = [one_now.alive and has and s > 0.0 for has, s in zip(one_now.workers, one_now.work_s, strict=True)]
+        if any(is_ok and not is_seen for is_ok, is_seen in zip(ok, self._seen[0].tolist(), strict=True)):
+            self._begin(view, np.array([ok]))
         known = (self._theta[:, 0].T, self._precision[:, 0].T, self.work_s[0], self.cpu_share[0], self.cv[0])
-        seen = (self._reference_s[0], view.value[0], view.work_s[0], view.cpu_share[0], view.cv[0])
+        measured = (one_now.value, one_now.work_s, one_now.cpu_share, one_now.cv)
         slots, c = [], float(self._scale[0])
         for is_ok, theta, precision, work_s, share, cv, reference_s, units, work_now_s, share_now, cv_now in zip(
-            ok, *(array.tolist() for array in (*known, *seen)), strict=True
+            ok, *[array.tolist() for array in (*known, self._reference_s[0])], *measured, strict=True
         ):
-            n = max(units, 1.0)
+            n = units if units > 1.0 else 1.0
             one = (n - 1.0) / c
             two = n * one / c
+            level, first, second = theta
             if is_ok:
                 work_s += LEVEL * (work_now_s - work_s)
                 share += LEVEL * (share_now - share)
                 cv += 0.5 * LEVEL * (cv_now - cv)
                 precision, step = _lesson(work_now_s / reference_s, one, two, theta, precision, max)
-                theta = [old + more for old, more in zip(theta, step, strict=True)]
-            now = max(theta[0] + one * theta[1] + two * theta[2], FLOOR * work_s / reference_s)
-            linear, square = max(theta[1], 0.0), max(theta[2], 0.0)
+                level, first, second = level + step[0], first + step[1], second + step[2]
+            now = max(level + one * first + two * second, FLOOR * work_s / reference_s)
+            linear, square = first if first > 0.0 else 0.0, second if second > 0.0 else 0.0
             grown = linear * one + square * two
-            scale = min(1.0, (1.0 - LEAST) * now / max(grown, 1e-12))
+            scale = min(1.0, (1.0 - LEAST) * now / (grown if grown > 1e-12 else 1e-12))
             unit_s = scale * reference_s / c
             coefficients = ((now - scale * grown) * reference_s, unit_s * linear, unit_s * square / c)
-            slots.append((*theta, *precision, work_s, share, cv, *coefficients))
+            slots.append((level, first, second, *precision, work_s, share, cv, *coefficients))
         # One array for all: each call costs more than what it does.
-        table = np.array(slots).T.copy()[:, None]
+        columns = list(zip(*slots, strict=True))
+        self.one = SimpleNamespace(**dict(zip(_LEARNED, columns[9:], strict=True)))
+        table = np.array(columns)[:, None]
         self._theta, self._precision = table[:3], table[3:9]
         self.work_s, self.cpu_share, self.cv, self.constant, self.linear, self.square = table[9:]
 
@@ -146,6 +158,11 @@ class Curves:
         """Return the expected worker seconds per batch with `value` workers, [N, S]."""
         n = np.maximum(value, 1.0)
         return self.constant + (n - 1.0) * (self.linear + n * self.square)
+
+    def service_s_of_one(self, slot: int, value: float) -> float:
+        """Return what `service_s` does for one slot of the only pipeline, in plain numbers."""
+        n, one = max(value, 1.0), self.one
+        return float(one.constant[slot] + (n - 1.0) * (one.linear[slot] + n * one.square[slot]))
 
     def workers_for(self, rate: Floats) -> Floats:
         """Return the (fractional) workers every slot needs for a rate, infinity if no number is enough, [N, S].

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from intune_callbacks.agent.fitter import Fitter
+from intune_callbacks.agent.live import slots_of, view_of
 from intune_callbacks.agent.network import Network
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, ShellConfig, Values
 from intune_callbacks.agent.reward import utility
 from intune_callbacks.agent.shell import Shell
-from intune_callbacks.agent.view import Floats, View, slots_of, view_of
 from intune_callbacks.agent.weights import shipped
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.types import Allocation, Observation, Proposal, Stage
@@ -75,11 +76,9 @@ class Dqn:
         if self._tuner is not None:
             used = (view.value * view.worker_weight).sum(1) / np.maximum(view.budget, 1e-9)
             self._tuner.record(self._shell.moved, utility(view.rate, view.memory, used))
-        return Proposal(
-            _changes(observation, slots, value, window),
-            self._reason(view, value, slots),
-            bool(self._shell.phase[0] == HOLD),
-        )
+        wanted, wide = value[0].tolist(), window[0].tolist()
+        reason = self._reason(view.one, wanted, slots)
+        return Proposal(_changes(observation, slots, wanted, wide), reason, bool(self._shell.phase[0] == HOLD))
 
     def state_dict(self) -> dict[str, Any]:
         """Return readings and CPU shares; what was measured belongs to one run and is measured anew."""
@@ -101,9 +100,8 @@ class Dqn:
         """Worker seconds per batch the curves expect of the present allocation."""
         if self._shell.track is None:
             return {}
-        service_s = self._shell.track.curves.service_s(np.array([[float(stage.current) for stage in slots]]))[0]
-        known = self._shell.track.view.workers[0]
-        return {stage.name: float(service_s[i]) for i, stage in enumerate(slots) if known[i]}
+        curves, known = self._shell.track.curves, self._shell.track.view.one.workers
+        return {stage.name: curves.service_s_of_one(i, stage.current) for i, stage in enumerate(slots) if known[i]}
 
     def _learn_shares(self, observation: Observation) -> None:
         """Remember the CPUs a busy worker takes: on a crowded machine the present share is too low."""
@@ -112,27 +110,26 @@ class Dqn:
                 seen = self._shares.setdefault(name, deque(maxlen=REMEMBERED_WINDOWS))
                 seen.append(min(1.0, rates.service_cpu_s / rates.service_s))
 
-    def _reason(self, view: View, value: Floats, slots: list[Stage]) -> str:
-        over = bool(view.full_memory[0] > self._config.memory_limit)
-        why = self._phase_reason(view, value, slots)
+    def _reason(self, now: SimpleNamespace, value: list[float], slots: list[Stage]) -> str:
+        why = self._phase_reason(now.value, value, slots)
+        over = now.full_memory > self._config.memory_limit
         return f"full windows would pass the memory limit; {why}" if over else why
 
-    def _phase_reason(self, view: View, value: Floats, slots: list[Stage]) -> str:
-        shell, moved = self._shell, (value != view.value)[0]
-        names = ", ".join(
-            f"{stage.name} {int(view.value[0, i])}>{int(value[0, i])}" for i, stage in enumerate(slots) if moved[i]
-        )
+    def _phase_reason(self, before: list[float], after: list[float], slots: list[Stage]) -> str:
+        moves = [(s.name, int(b), int(a)) for s, b, a in zip(slots, before, after, strict=True) if a != b]
+        names = ", ".join([f"{name} {b}>{a}" for name, b, a in moves])
+        shell = self._shell
         phase, track = int(shell.phase[0]), shell.track
         assert track is not None
         if phase == BURST and shell.moved is not None and bool(shell.moved.followed[0]):
-            return f"move: {names}" if moved.any() else "no move is worth it"
+            return f"move: {names}" if moves else "no move is worth it"
         if phase == HOLD:
             return "holding the best allocation measured" + (f": {names}" if names else "")
         if phase == CONFIRM:
             return "measuring the best allocations again" + (f": {names}" if names else "")
-        if moved.any() and (value < view.value).sum() == moved.sum() and track.decisions == self._config.probe_at:
+        if moves and track.decisions == self._config.probe_at and all(a < b for _, b, a in moves):
             return f"fewer workers for one window, to see what each stage costs with less: {names}"
-        return f"jump to the fitted allocation: {names}" if moved.any() else "measuring"
+        return f"jump to the fitted allocation: {names}" if moves else "measuring"
 
 
 def _fine_tuner(start: Network) -> FineTuner:
@@ -143,12 +140,13 @@ def _fine_tuner(start: Network) -> FineTuner:
     return FineTuner(start)
 
 
-def _changes(observation: Observation, slots: list[Stage], value: Floats, window: Floats) -> Allocation:
-    now = observation.allocation
-    windows = {stage.window_of: stage.name for stage in observation.stages if stage.window_of is not None}
-    wanted: Allocation = {}
-    for i, stage in enumerate(slots):
-        wanted[stage.name] = int(value[0, i])
-        if stage.name in windows and window[0, i] > 0.0:
-            wanted[windows[stage.name]] = int(window[0, i])
-    return {name: units for name, units in wanted.items() if units != now[name]}
+def _changes(observation: Observation, slots: list[Stage], value: list[float], window: list[float]) -> Allocation:
+    windows = {stage.window_of: stage for stage in observation.stages if stage.window_of is not None}
+    changes: Allocation = {}
+    for stage, units, wide in zip(slots, value, window, strict=True):
+        if int(units) != stage.current:
+            changes[stage.name] = int(units)
+        held = windows.get(stage.name)
+        if held is not None and wide > 0.0 and int(wide) != held.current:
+            changes[held.name] = int(wide)
+    return changes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from intune_callbacks.agent.single import CHANGES, SHARPNESS, sharp, state_of_on
 from intune_callbacks.agent.track import Track
 from intune_callbacks.agent.view import Floats, View
 
-__all__ = ["OF_PIPELINE", "OF_SLOT", "features"]
+__all__ = ["OF_PIPELINE", "OF_SLOT", "features", "features_of_one"]
 
 OF_SLOT = (
     "ln(units) / 5",
@@ -73,10 +74,17 @@ def features(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[F
         target: workers the curves ask for, [N, S].
         ratio: window per worker, [N, S].
     """
-    if len(view.value) == 1:
-        slots, pipeline = state_of_one(view, track, target, ratio)
-        return _within(np.array([slots]), _LIMITS_OF_SLOT), _within(np.array([pipeline]), _LIMITS_OF_PIPELINE)
+    if view.is_one:
+        slots, pipeline = features_of_one(view, track, target[0].tolist(), ratio[0].tolist())
+        return slots[None], pipeline[None]
     return _features(view, track, target, ratio)
+
+
+def features_of_one(view: View, track: Track, target: list[float], ratio: list[float]) -> tuple[Floats, Floats]:
+    """Return what `features` does for one pipeline, without [N]; `target` and `ratio` by slot."""
+    state = _within(np.array(state_of_one(view, track, target, ratio)), _limits_of_one(len(target)))
+    end = len(target) * len(OF_SLOT)
+    return state[:end].reshape(-1, len(OF_SLOT)), state[end:]
 
 
 def _features(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[Floats, Floats]:
@@ -151,10 +159,16 @@ _LIMITS_OF_SLOT = _limits(len(OF_SLOT), _SLOT_LIMITS)
 _LIMITS_OF_PIPELINE = _limits(len(OF_PIPELINE), _PIPELINE_LIMITS)
 
 
+@lru_cache
+def _limits_of_one(slots: int) -> Floats:
+    return np.concatenate([np.tile(_LIMITS_OF_SLOT, slots), _LIMITS_OF_PIPELINE], 1)
+
+
 def _within(x: Floats, limits: Floats) -> Floats:
     """Return float32 within the limits, 0 for what is no number."""
-    x = np.minimum(np.maximum(x, limits[0]), limits[1])
-    return np.where(np.isnan(x), 0.0, x).astype(np.float32, order="C")
+    x = np.minimum(np.maximum(x, limits[0]), limits[1]).astype(np.float32, order="C")
+    x[np.isnan(x)] = 0.0
+    return x
 
 
 def _gains(view: View, track: Track, target: Floats) -> tuple[Floats, Floats, Floats]:

@@ -24,6 +24,7 @@ RATIO_WINDOWS, FILL_WINDOWS = 12, 3
 DISTURBED = 0.2
 """Share of a window's batches up to which added or removed room in the buffers leaves its counts as they are."""
 MOST_POINTS = 8
+_CHANGED = math.log(CHANGED)
 _FIRST = itemgetter(0)
 
 
@@ -50,9 +51,10 @@ class _StageMemory:
     mean_s: float = 0.0
     variance: float = 0.0
     pooled_items: float = 0.0
-    # (items, batches) of the last windows.
-    made: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RATIO_WINDOWS))
+    # (items / batches, items, batches) of the last windows.
+    made: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=RATIO_WINDOWS))
     points: dict[int, _Point] = field(default_factory=dict)
+    _ratio: float | None = None
     # Read while the CPUs were all in use: the undisturbed service time is somewhere between the two.
     crowded_least: _Point | None = None
     crowded_most: _Point | None = None
@@ -61,10 +63,20 @@ class _StageMemory:
     def cv(self) -> float:
         return math.sqrt(self.variance) / self.mean_s if self.mean_s > 0.0 else 0.0
 
+    def count(self, items: int, batches: int) -> None:
+        """Remember the items and batches of a window."""
+        self.made.append((items / max(1, batches), items, batches))
+        self._ratio = None
+
     @property
     def items_per_batch(self) -> float:
         """Items per batch over the middle third of the windows: a stall of the line bends the others."""
-        order = sorted([(items / batches, items, batches) for items, batches in self.made if batches], key=_FIRST)
+        if self._ratio is None:
+            self._ratio = self._middle_ratio()
+        return self._ratio
+
+    def _middle_ratio(self) -> float:
+        order = sorted([window for window in self.made if window[2]], key=_FIRST)
         cut = len(order) // 3
         middle = order[cut : len(order) - cut]
         return sum([items for _, items, _ in middle]) / max(1, sum([batches for _, _, batches in middle]))
@@ -122,7 +134,7 @@ class Fitter:
                 "mean_s": m.mean_s,
                 "variance": m.variance,
                 "pooled_items": m.pooled_items,
-                "made": [list(pair) for pair in m.made],
+                "made": [[items, batches] for _, items, batches in m.made],
                 "points": [[n, p.weight, p.service_s] for n, p in m.points.items()],
                 "crowded": [[p.weight, p.service_s] for p in (m.crowded_least, m.crowded_most) if p is not None],
             }
@@ -140,14 +152,15 @@ class Fitter:
                 variance=float(m["variance"]),
                 pooled_items=float(m["pooled_items"]),
             )
-            memory.made.extend((int(items), int(batches)) for items, batches in m["made"])
+            for items, batches in m["made"]:
+                memory.count(int(items), int(batches))
             memory.points = {int(n): _Point(float(weight), float(service_s)) for n, weight, service_s in m["points"]}
             if m["crowded"]:
                 memory.crowded_least, memory.crowded_most = (_Point(float(w), float(s)) for w, s in m["crowded"])
 
     @staticmethod
     def _learn_costs(memory: _StageMemory, rates: StageRates, batches: int, steady_windows: int) -> None:
-        if memory.items and _differs(memory.cpu_s, rates.service_cpu_s, memory.items, rates.items, memory.cv):
+        if memory.items and _differs(memory.cpu_s, rates.service_cpu_s, memory.items, rates.items, memory):
             memory.points.clear()
             memory.crowded_least = memory.crowded_most = None
             memory.items = 0.0
@@ -163,13 +176,13 @@ class Fitter:
         memory.mean_s += share * (rates.service_s - memory.mean_s)
         first = not memory.made or (len(memory.made) == 1 and steady_windows > 1)
         if first or steady_windows > FILL_WINDOWS:
-            memory.made.append((rates.items, batches))
+            memory.count(rates.items, batches)
 
     @staticmethod
     def _learn_service(memory: _StageMemory, items: int, service_s: float, workers: int) -> None:
         # Taken out and put back: the order of the dictionary is the order of reading, the oldest goes first.
         point = memory.points.pop(workers, None)
-        if point is not None and _differs(point.service_s, service_s, point.weight, items, memory.cv):
+        if point is not None and _differs(point.service_s, service_s, point.weight, items, memory):
             memory.points.clear()
             point = None
         for other in memory.points.values():
@@ -200,12 +213,15 @@ def contention(observation: Observation) -> tuple[float, bool]:
     return max(1.0, min(busy_per_cpu, *(r.service_s / r.service_cpu_s for r in worked))), True
 
 
-def _differs(before_s: float, now_s: float, items_before: float, items_now: float, cv: float) -> bool:
+def _differs(before_s: float, now_s: float, items_before: float, items_now: float, memory: _StageMemory) -> bool:
     """True when two mean times differ by `CHANGED` and by more than their noise."""
     if before_s <= 0.0 or now_s <= 0.0:
         return False
-    noise = cv * math.sqrt(1.0 / max(1.0, items_before) + 1.0 / max(1.0, items_now))
-    return abs(math.log(now_s) - math.log(before_s)) > max(math.log(CHANGED), 3.0 * noise)
+    moved = abs(math.log(now_s) - math.log(before_s))
+    if not moved > _CHANGED:
+        return False
+    noise = memory.cv * math.sqrt(1.0 / max(1.0, items_before) + 1.0 / max(1.0, items_now))
+    return moved > max(_CHANGED, 3.0 * noise)
 
 
 def _fit(memory: _StageMemory) -> StageFit:

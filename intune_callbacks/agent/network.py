@@ -17,6 +17,7 @@ __all__ = ["PARAMETERS", "Network", "Weights"]
 
 PARAMETERS = ("w1", "b1", "w2", "b2", "w3", "b3")
 Weights = NDArray[np.float32]
+_NOTHING = np.zeros((), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +74,18 @@ class Network:
         np.savez(path, **{name: getattr(self, name) for name in PARAMETERS})
 
     def __call__(self, slots: Weights, pipeline: Weights, mask: Bools) -> Weights:
-        """Return the value of every move of every slot, [N, S, 5].
+        """Return the value of every move of every slot, [..., S, 5]; one pipeline needs no leading dimension.
 
         Args:
-            slots: [N, S, len(OF_SLOT)].
-            pipeline: [N, len(OF_PIPELINE)].
-            mask: slots that exist, [N, S].
+            slots: [..., S, len(OF_SLOT)].
+            pipeline: [..., len(OF_PIPELINE)].
+            mask: slots that exist, [..., S].
         """
-        f, here = slots.shape[2], mask[..., None]
-        h = slots @ self.w1[:f] + (pipeline @ self.w1[f:] + self.b1)[:, None]
-        h = np.maximum(h, 0.0) * here
-        mean = h.sum(1) / np.maximum(mask.sum(1, dtype=np.float32), 1.0)[:, None]
+        f, here = slots.shape[-1], mask[..., None]
+        h = slots @ self.w1[:f] + (pipeline @ self.w1[f:] + self.b1)[..., None, :]
+        h = np.maximum(h, _NOTHING) * here
+        mean = h.sum(-2) / np.maximum(mask.sum(-1, dtype=np.float32), 1.0)[..., None]
         size = h.shape[-1]
-        context = mean @ self.w2[size : 2 * size] + h.max(1, initial=0.0) @ self.w2[2 * size :] + self.b2
-        h = np.maximum(h @ self.w2[:size] + context[:, None], 0.0)
+        context = mean @ self.w2[size : 2 * size] + h.max(-2, initial=0.0) @ self.w2[2 * size :] + self.b2
+        h = np.maximum(h @ self.w2[:size] + context[..., None, :], _NOTHING)
         return np.asarray(h @ self.w3 + self.b3)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from intune_callbacks.agent.burst import moves_of_one, windows_of_one
 from intune_callbacks.agent.features import features
 from intune_callbacks.agent.moves import MOVES, STAY, allowed, at, best_moves
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, JUMP, Moved, ShellConfig, Values
@@ -53,6 +56,8 @@ class Shell:
         else:
             self.track.update(view)
         assert self.track is not None
+        if view.is_one and (decided := self._act_of_one(view)) is not None:
+            return decided
         track, c = self.track, self.config
         self._early = np.zeros(len(view.cpus), bool)
         # A training loop that does not wait for data is left alone.
@@ -70,6 +75,30 @@ class Shell:
         value = self._burst(view, value, aimed)
         value = self._confirm(value)
         return self._guarded(view, value)
+
+    def _act_of_one(self, view: View) -> tuple[Floats, Floats] | None:
+        """Do what `act` does for one pipeline in the midst of a burst or of holding, in plain numbers; else None."""
+        assert self.track is not None
+        track, c, one, phase = self.track, self.config, view.one, int(self.phase[0])
+        bound, held = math.log(max(INPUT_BOUND * one.demand, 1e-12)) > float(track.smooth[0]), int(self._held[0])
+        if not one.alive or track.resized[0] or phase not in (BURST, HOLD):
+            return None
+        if phase == HOLD:
+            if held + 1 >= self._wait[0] or (held >= SETTLED and track.low[0] >= 4):
+                return None
+            self._held[0], self.moved, value = held + 1, None, one.value
+        else:
+            if not bound or self._left[0] <= 0 or self._idle[0] >= c.patience or self.explore > 0.0:
+                return None
+            assert self.values is not None
+            value, self.moved = moves_of_one(view, track, self.values, c, self.quanta)
+            still = value == one.value and bool(self.moved.followed[0])
+            self._held[0], self._left[0], self._idle[0] = 0, self._left[0] - 1, self._idle[0] + 1 if still else 0
+        window = windows_of_one(one, track.curves.one.cv, value, bound, c.memory_limit)
+        if window is None:
+            self._bound = np.array([bound])
+            return self._guarded(view, np.array([value]))
+        return np.array([value]), np.array([window])
 
     def _probe(self, view: View, value: Floats) -> Floats:
         assert self.track is not None

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 
+from intune_callbacks.agent.moves import STEPS
 from intune_callbacks.agent.track import Track
-from intune_callbacks.agent.view import Floats, Number, View
+from intune_callbacks.agent.view import Number, View
 
 __all__ = ["CHANGES", "SHARPNESS", "sharp", "state_of_one"]
 
 SHARPNESS = 12.0
 """Exponent of the soft minimum: neighbours of about the same speed disturb each other."""
-CHANGES = (-5.0, -1.0, 1.0, 5.0)
+CHANGES = tuple(units for units in STEPS if units)
 """Units of the moves whose gain is part of the state."""
 _LEAST = 1e-12
+_NOTHING = [0.0] * (21 + len(CHANGES))
 
 
 def sharp(x: Number) -> Number:
@@ -26,27 +28,22 @@ def sharp(x: Number) -> Number:
     return x * x
 
 
-def state_of_one(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[list[list[float]], list[float]]:
-    """Return the entries of `OF_SLOT` for each slot and those of `OF_PIPELINE`, before they are limited.
+def state_of_one(view: View, track: Track, target: list[float], ratio: list[float]) -> list[float]:
+    """Return the entries of `OF_SLOT` for each slot, then those of `OF_PIPELINE`, before they are limited.
 
     Args:
-        view: of one pipeline; the others as for `features`.
+        view: of one pipeline; the others as for `features`, by slot.
     """
-    curves, log, tanh = track.curves, math.log, math.tanh
-    workers, mask, is_buffer = view.workers[0].tolist(), view.mask[0].tolist(), view.is_buffer[0].tolist()
-    value, weight, wanted = view.value[0].tolist(), view.weight[0].tolist(), target[0].tolist()
-    busy, fill, best = view.busy[0].tolist(), view.fill[0].tolist(), track.best[0][0].tolist()
-    unit_memory, item_memory = view.unit_memory[0].tolist(), view.item_memory[0].tolist()
-    constant, linear, square = curves.constant[0].tolist(), curves.linear[0].tolist(), curves.square[0].tolist()
-    share, cv, window_ratio = curves.cpu_share[0].tolist(), curves.cv[0].tolist(), ratio[0].tolist()
-    of_work, of_rate = track.work_elasticity[0].tolist(), track.rate_elasticity[0].tolist()
-    last_move, tried = track.last_move[0].tolist(), track.tried[0].tolist()
-    budget, model_s = max(float(view.budget[0]), 1e-9), 1.0 / max(float(view.demand[0]), _LEAST)
+    one, curves, log, tanh = view.one, track.curves.one, math.log, math.tanh
+    value, workers = one.value, one.workers
+    constant, linear, square, share = curves.constant, curves.linear, curves.square, curves.cpu_share
+    of_work, of_rate, tried = track.tried_of_one()
+    last_move, best = track.last_move[0].tolist(), track.best[0][0].tolist()
+    budget, model_s = max(one.budget, 1e-9), 1.0 / max(one.demand, _LEAST)
 
-    slots = range(len(value))
-    at = [i for i in slots if workers[i]]
-    units = [max(v, 1.0) for v in value]
-    work_s = [max(s, _LEAST) for s in curves.work_s[0].tolist()]
+    at = [i for i, has in enumerate(workers) if has]
+    units = [v if v > 1.0 else 1.0 for v in value]
+    work_s = [s if s > _LEAST else _LEAST for s in curves.work_s]
     slowest = min([units[i] / work_s[i] for i in at], default=1.0)
     cpu_work = max(sum([work_s[i] * share[i] for i in at]), _LEAST)
     service_s = [a + (n - 1.0) * (b + n * d) for n, a, b, d in zip(units, constant, linear, square, strict=True)]
@@ -55,75 +52,77 @@ def state_of_one(view: View, track: Track, target: Floats, ratio: Floats) -> tup
     model = sharp(model_s / top_s)
     total, aimed = model, model
     for i in at:
-        n = max(wanted[i], 1.0)
+        n = max(target[i], 1.0)
         total += own[i]
         aimed += sharp((constant[i] + (n - 1.0) * (linear[i] + n * square[i])) / n / top_s)
     rate_now, rate_target = (1.0 / (top_s * max(x, _LEAST) ** (1.0 / SHARPNESS)) for x in (total, aimed))
-
     log_total = log(max(total, _LEAST))
 
-    def gains(i: int) -> list[float]:
-        a, b, d, others, result = constant[i], linear[i], square[i], total - own[i], []
-        for change in CHANGES:
-            n = value[i] + change
-            if n < 1.0:
-                n = 1.0
-            then = (a + (n - 1.0) * (b + n * d)) / n / top_s
-            # `sharp`, written out: this is done four times for each stage.
-            then *= then * then
-            then *= then
-            rest = others + then * then
-            result.append(10.0 / SHARPNESS * (log_total - log(rest if rest > _LEAST else _LEAST)))
-        return result
+    state: list[float] = []
+    in_front = 1.0
+    for i, v in enumerate(value):
+        holds_workers, n, fill, to = workers[i], units[i], one.fill[i], best[i]
+        if not one.mask[i]:
+            state += _NOTHING
+        elif not holds_workers:
+            memory = one.unit_memory[i]
+            state += (log(n) / 5.0, 0.0, 0.0, one.busy[i], 0.0, fill, 0.0, 0.0, of_work[i], of_rate[i], 0.0, 0.0, 0.0)
+            state += (tanh((to - v) / 5.0), log((to if to > 1.0 else 1.0) / n), last_move[i] / 5.0, 0.0, tried[i], 1.0)
+            state += (4.0 * v * memory, 200.0 * memory, 0.0, 0.0, 0.0, 0.0)
+        else:
+            aim, a, b, d, others = target[i], constant[i], linear[i], square[i], total - own[i]
+            memory = one.unit_memory[i] + ratio[i] * one.item_memory[i]
+            slope = v * (b + d * (2.0 * v - 1.0)) / (service_s[i] if service_s[i] > _LEAST else _LEAST)
+            state += (
+                log(n) / 5.0,
+                v * one.weight[i] / budget,
+                log(n / work_s[i] / slowest) / 2.0,
+                one.busy[i],
+                in_front,
+                fill,
+                share[i],
+                curves.cv[i],
+                of_work[i],
+                of_rate[i],
+                slope,
+                tanh((aim - v) / 5.0),
+                log((aim if aim > 1.0 else 1.0) / n),
+                tanh((to - v) / 5.0),
+                log((to if to > 1.0 else 1.0) / n),
+                last_move[i] / 5.0,
+                work_s[i] * share[i] / cpu_work,
+                tried[i],
+                0.0,
+                4.0 * v * memory,
+                200.0 * memory,
+            )
+            for change in CHANGES:
+                n = v + change
+                if n < 1.0:
+                    n = 1.0
+                then = (a + (n - 1.0) * (b + n * d)) / n / top_s
+                # `sharp`, written out: this is done four times for each stage.
+                then *= then * then
+                then *= then
+                rest = others + then * then
+                state.append(10.0 / SHARPNESS * (log_total - log(rest if rest > _LEAST else _LEAST)))
+        in_front = fill * holds_workers
 
-    def entries(i: int) -> list[float]:
-        v, n, holds_workers = value[i], units[i], workers[i]
-        aim = wanted[i] if holds_workers else v
-        window = window_ratio[i] * item_memory[i] if holds_workers else 0.0
-        slope = v * (linear[i] + square[i] * (2.0 * v - 1.0)) / max(service_s[i], _LEAST)
-        in_front = 0.0 if is_buffer[i] else 1.0 if i == 0 else fill[i - 1] * workers[i - 1]
-        return [
-            log(n) / 5.0,
-            v * weight[i] / budget if holds_workers else 0.0,
-            log(n / work_s[i] / slowest) / 2.0 if holds_workers else 0.0,
-            busy[i],
-            in_front,
-            fill[i],
-            share[i] if holds_workers else 0.0,
-            cv[i] if holds_workers else 0.0,
-            of_work[i],
-            of_rate[i],
-            slope if holds_workers else 0.0,
-            tanh((aim - v) / 5.0),
-            log(max(aim, 1.0) / n),
-            tanh((best[i] - v) / 5.0),
-            log(max(best[i], 1.0) / n),
-            last_move[i] / 5.0,
-            work_s[i] * share[i] / cpu_work if holds_workers else 0.0,
-            tried[i],
-            float(is_buffer[i]),
-            4.0 * v * (unit_memory[i] + window),
-            200.0 * (unit_memory[i] + window),
-            *(gains(i) if holds_workers else (0.0, 0.0, 0.0, 0.0)),
-        ]
-
-    free = float(view.budget[0]) - sum([value[i] * weight[i] for i in at])
-    smooth = float(track.smooth[0])
-    pipeline = [
+    free, smooth = one.room, float(track.smooth[0])
+    state += (
         free / budget,
         tanh(free / 5.0),
-        1.0 - float(view.memory[0]),
-        (smooth - log(max(float(view.demand[0]), _LEAST))) / 2.0,
+        1.0 - one.memory,
+        (smooth - log(max(one.demand, _LEAST))) / 2.0,
         smooth - float(track.best[1][0]),
         float(track.change[0]),
-        log(max(float(view.cpus[0]), 1.0)) / 5.0,
-        sum(mask) / 8.0,
+        log(max(one.cpus, 1.0)) / 5.0,
+        sum(one.mask) / 8.0,
         math.exp(-int(track.age[0]) / 15.0),
         float(track.count[0, 0]) / 10.0,
         smooth - log(max(rate_now, _LEAST)),
         int(track.low[0]) / 5.0,
         10.0 * float(track.noise[0]),
         log(max(rate_target, _LEAST) / max(rate_now, _LEAST)),
-    ]
-    nothing = [0.0] * (len(CHANGES) + 21)
-    return [entries(i) if mask[i] else nothing for i in slots], pipeline
+    )
+    return state

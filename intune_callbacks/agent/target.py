@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from functools import lru_cache
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -12,12 +14,14 @@ from intune_callbacks.agent.model import DEMAND_MARGIN
 from intune_callbacks.agent.ordering import window_for
 from intune_callbacks.agent.view import Bools, Floats, View
 
-__all__ = ["expected_gain", "fit_budget", "fit_memory", "target", "windows_for"]
+__all__ = ["expected_gain", "fit_budget", "fit_memory", "target", "target_of_one", "window_ratio", "windows_for"]
 
 HALVINGS, INTERPOLATIONS = 14, 8
 SLACK = 1.2
 """Workers beyond the bare need: stages of about the same speed disturb each other."""
 _LOG_WORKERS, _CVS = np.arange(0.0, 9.0), np.array([0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.6])
+
+_CVS_OF_ONE = _CVS.tolist()
 
 
 def target(view: View, curves: Curves, usable: float = 0.97) -> Floats:
@@ -28,12 +32,12 @@ def target(view: View, curves: Curves, usable: float = 0.97) -> Floats:
         curves: their fitted stages.
         usable: share of a stage's largest possible rate that is aimed at.
     """
+    if view.is_one:
+        return np.array([target_of_one(view.one, curves.one, usable)])
     mask, weight = view.workers, view.worker_weight
     high = np.minimum(view.high, np.maximum(16.0, np.maximum(4.0 * view.value, np.ceil(view.budget)[:, None])))
     top = np.minimum(DEMAND_MARGIN * view.demand, 1e9)
     top = np.minimum(top, view.budget / np.maximum((curves.constant * weight).sum(1), 1e-12)) / usable
-    if len(top) == 1:
-        return _target_of_one(view, curves, usable, float(top[0]), high)
     rate = _largest_rate(view, curves, top, high, weight)
     exact = np.where(mask, np.maximum(curves.workers_for(usable * rate[:, None]), view.low), 0.0)
     return _whole(exact, np.minimum(exact * SLACK, high), view, weight)
@@ -79,31 +83,52 @@ def _one_more(urgency: Floats, wanted: Bools, weight: Floats, room: Floats) -> F
     return more
 
 
-def _target_of_one(view: View, curves: Curves, usable: float, top: float, high: Floats) -> Floats:
-    """Return what `target` does for one pipeline, in plain numbers: on a few stages arrays are slower."""
-    mask, budget = view.workers, float(view.budget[0])
-    arrays = (np.maximum(curves.constant - curves.linear, 0.0), curves.linear, curves.square, view.low, high)
-    slots = list(zip(*(array[mask].tolist() for array in (*arrays, view.weight)), strict=True))
+def target_of_one(one: SimpleNamespace, curves: SimpleNamespace, usable: float) -> list[float]:
+    """Return what `target` does for one pipeline, in plain numbers: on a few stages arrays are slower.
+
+    Args:
+        one: `View.one`.
+        curves: `Curves.one`.
+        usable: as for `target`.
+    """
+    budget, most, alone_cpus_s = one.budget, max(16.0, math.ceil(one.budget)), 0.0
+    slots: list[tuple[float, ...]] = []
+    for i, has in enumerate(one.workers):
+        if has:
+            constant, linear, weight = curves.constant[i], curves.linear[i], one.weight[i]
+            alone_cpus_s += constant * weight
+            high = min(one.high[i], max(most, 4.0 * one.value[i]))
+            slots.append((max(constant - linear, 0.0), linear, curves.square[i], one.low[i], high, weight))
+    top = min(DEMAND_MARGIN * one.demand, 1e9, budget / max(alone_cpus_s, 1e-12)) / usable
     rate = usable * _largest_rate_of_one(slots, top, budget)
-    exact = [max(smaller_root(rate, alone, linear, square), low) for alone, linear, square, low, _, _ in slots]
-    wanted = [min(n * SLACK, slot[4]) for n, slot in zip(exact, slots, strict=True)]
-    weight = [slot[5] for slot in slots]
-    whole = [max(float(math.floor(n + 1e-6)), slot[3]) for n, slot in zip(exact, slots, strict=True)]
+    exact, wanted, whole, weights, used = [], [], [], [], 0.0
+    for alone, linear, square, low, high, weight in slots:
+        n = max(smaller_root(rate, alone, linear, square), low)
+        exact.append(n)
+        wanted.append(min(n * SLACK, high))
+        whole.append(max(float(math.floor(n + 1e-6)), low))
+        weights.append(weight)
+        used += whole[-1] * weight
     for goal in (exact, wanted):
-        growth = [max(most - n, 0.0) for most, n in zip(goal, whole, strict=True)]
-        room = budget - sum([n * w for n, w in zip(whole, weight, strict=True)])
-        part = min(max(room / max(sum([n * w for n, w in zip(growth, weight, strict=True)]), 1e-9), 0.0), 1.0)
-        whole = [n + math.floor(more * part + 1e-6) for n, more in zip(whole, growth, strict=True)]
-        left = [most - n for most, n in zip(goal, whole, strict=True)]
-        urgency = [-more / max(n, 1.0) for more, n in zip(left, whole, strict=True)]
-        room = budget - sum([n * w for n, w in zip(whole, weight, strict=True)]) + 1e-9
-        for i in sorted([i for i, more in enumerate(left) if more > 0.05], key=urgency.__getitem__):
-            if weight[i] <= room:
+        growth = [more - n if more > n else 0.0 for more, n in zip(goal, whole, strict=True)]
+        asked = sum([n * weight for n, weight in zip(growth, weights, strict=True)])
+        part = min((budget - used) / max(asked, 1e-9), 1.0)
+        if part > 0.0:
+            whole = [n + math.floor(more * part + 1e-6) for n, more in zip(whole, growth, strict=True)]
+            used = sum([n * weight for n, weight in zip(whole, weights, strict=True)])
+        room = budget - used + 1e-9
+        able = [
+            ((n - more) / max(n, 1.0), i)
+            for i, (more, n, weight) in enumerate(zip(goal, whole, weights, strict=True))
+            if weight <= room and more - n > 0.05
+        ]
+        for _, i in sorted(able):
+            if weights[i] <= room:
                 whole[i] += 1.0
-                room -= weight[i]
-    result = np.zeros(mask.shape)
-    result[mask] = whole
-    return result
+                room -= weights[i]
+                used += weights[i]
+    workers = iter(whole)
+    return [next(workers) if has else 0.0 for has in one.workers]
 
 
 def _largest_rate_of_one(slots: list[tuple[float, ...]], top: float, budget: float) -> float:
@@ -143,7 +168,7 @@ def _largest_rate_of_one(slots: list[tuple[float, ...]], top: float, budget: flo
 
 def windows_for(value: Floats, cv: Floats, view: View) -> Floats:
     """Return the window every worker stage should have for its irregularity, [N, S]; 0 where there is none."""
-    table = _ratios()
+    table = np.array(_ratios())
     i = np.minimum(np.round(np.log2(np.maximum(value, 1.0))), len(_LOG_WORKERS) - 1).astype(int)
     j = np.searchsorted(_CVS, np.minimum(cv, _CVS[-1]))
     return np.where(view.workers & (view.window > 0.0), np.ceil(value * table[i, j]), 0.0)
@@ -211,6 +236,12 @@ def expected_gain(view: View, curves: Curves, wanted: Floats) -> Floats:
     return np.asarray(np.log(slowest_s(view.value) / np.maximum(slowest_s(wanted), 1e-12)))
 
 
+def window_ratio(value: float, cv: float) -> float:
+    """Return results a window should hold for each worker, of `value` whose service times vary by `cv`."""
+    i = min(round(math.log2(value)), len(_LOG_WORKERS) - 1) if value > 1.0 else 0
+    return _ratios()[i][bisect_left(_CVS_OF_ONE, min(cv, _CVS_OF_ONE[-1]))]
+
+
 @lru_cache(maxsize=1)
-def _ratios() -> Floats:
-    return np.array([[window_for(round(2**e), float(c)) / round(2**e) for c in _CVS] for e in _LOG_WORKERS])
+def _ratios() -> list[list[float]]:
+    return [[window_for(round(2**e), float(c)) / round(2**e) for c in _CVS] for e in _LOG_WORKERS]

@@ -51,7 +51,6 @@ class Track:
         """Decisions in a row that were clearly below the best known."""
         # Of the moves of each slot: their squares, and their products with what service time and throughput did.
         self._moves: Floats = np.zeros((3, n, s))
-        self._alive = view.alive.copy()
         # Column 0 is the present allocation.
         self.value: Floats = np.repeat(view.value[:, None], KEPT + 1, 1)
         self.mean: Floats = np.full((n, KEPT + 1), NOBODY)
@@ -69,15 +68,13 @@ class Track:
         self.decisions += 1
         self.view = view
         self.curves.learn(view)
-        if len(view.cpus) == 1:
+        if view.is_one:
             self._take_of_one(before, view)
         else:
             self._take(before, view)
 
     def _take(self, before: View, view: View) -> None:
-        back = view.alive & ~self._alive
-        self._alive = view.alive
-        self.resized = (view.cpus != before.cpus) | back
+        self.resized = (view.cpus != before.cpus) | (view.alive & ~before.alive)
         ok = view.alive & ~self.resized & before.alive
         log_rate = np.log(np.maximum(view.rate, 1e-12))
         self.change = np.where(ok, log_rate - self.log_rate, 0.0)
@@ -91,16 +88,15 @@ class Track:
 
     def _take_of_one(self, before: View, view: View) -> None:
         """Do what `_take` does for one pipeline, in plain numbers: on single numbers arrays are slower."""
-        alive, was_alive = bool(view.alive[0]), bool(self._alive[0])
-        self._alive = view.alive
-        resized = float(view.cpus[0]) != float(before.cpus[0]) or (alive and not was_alive)
-        ok = alive and not resized and bool(before.alive[0])
-        log_rate, smooth = math.log(max(float(view.rate[0]), 1e-12)), float(self.smooth[0])
+        now, then = view.one, before.one
+        alive, resized = now.alive, now.cpus != then.cpus or (now.alive and not then.alive)
+        ok = alive and not resized and then.alive
+        log_rate, smooth = math.log(max(now.rate, 1e-12)), float(self.smooth[0])
         self.resized, self.change = np.array([resized]), np.array([log_rate - float(self.log_rate[0]) if ok else 0.0])
         self.log_rate = np.array([log_rate])
         age = 0 if resized or not alive else int(self.age[0]) + 1
         self.age = np.array([age])
-        self._learn_moves(before, view, np.array([ok]))
+        self._learn_moves_of_one(before, view, ok)
         smooth = log_rate if age == 0 else smooth + SMOOTH * (log_rate - smooth)
         self.smooth = np.array([smooth])
         self._note_of_one(view, log_rate, alive and not resized)
@@ -130,6 +126,13 @@ class Track:
         """How far each slot was moved lately, in log units, [N, S]."""
         return np.asarray(np.minimum(np.sqrt(self._moves[0]), 2.0))
 
+    def tried_of_one(self) -> tuple[list[float], list[float], list[float]]:
+        """Return `work_elasticity`, `rate_elasticity` and `tried` of the only pipeline, in plain numbers."""
+        squares, of_work, of_rate = self._moves[:, 0].tolist()
+        work = [min(max(x / (square + SPREAD), -1.0), 1.5) for x, square in zip(of_work, squares, strict=True)]
+        rate = [min(max(x / (square + SPREAD), -1.0), 1.0) for x, square in zip(of_rate, squares, strict=True)]
+        return work, rate, [min(math.sqrt(square), 2.0) for square in squares]
+
     def _scores(self) -> Floats:
         known = self.mean - self.noise[:, None] / np.sqrt(np.maximum(self.count, 1.0))
         return np.where(self.count > 0.0, known, NOBODY)
@@ -148,6 +151,22 @@ class Track:
         move = np.log(now / then) * ok[:, None]
         work = np.log(np.maximum(view.work_s, 1e-12) / np.maximum(before.work_s, 1e-12))
         self._moves += move * np.stack([move, work * view.workers, np.broadcast_to(self.change[:, None], move.shape)])
+
+    def _learn_moves_of_one(self, before: View, view: View, ok: bool) -> None:
+        """Do what `_learn_moves` does for one pipeline, in plain numbers."""
+        now, then, change = view.one, before.one, float(self.change[0])
+        moves = [max(a, 1.0) - max(b, 1.0) if ok else 0.0 for a, b in zip(now.value, then.value, strict=True)]
+        self.last_move, self._moves = np.array([moves]), FORGET_MOVES * self._moves
+        if not any(moves):
+            return
+        learned = self._moves[:, 0].T.tolist()
+        for i, move in enumerate(moves):
+            if move:
+                far = math.log(max(now.value[i], 1.0) / max(then.value[i], 1.0))
+                work = math.log(max(now.work_s[i], 1e-12) / max(then.work_s[i], 1e-12)) * now.workers[i]
+                square, of_work, of_rate = learned[i]
+                learned[i] = [square + far * far, of_work + far * work, of_rate + far * change]
+        self._moves = np.array(learned).T[:, None]
 
     def _note(self, view: View) -> None:
         """Add the measurement to the present allocation; put the one before away if it was among the best."""
@@ -193,7 +212,7 @@ class Track:
             log_rate: of its throughput.
             up: it was alive, with the same CPUs, all the time.
         """
-        now, noise = view.value[0].tolist(), float(self.noise[0])
+        now, noise = view.one.value, float(self.noise[0])
         values, mean, count = self.value[0].tolist(), (self.mean[0] - AGING).tolist(), self.count[0].tolist()
         if not up:
             mean, count = [NOBODY - AGING] * len(mean), [0.0] * len(count)

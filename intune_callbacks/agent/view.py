@@ -5,43 +5,21 @@ Arrays let the same code decide for one live pipeline and learn on hundreds of s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Protocol, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from intune_callbacks.agent.fitter import contention
-from intune_callbacks.agent.model import demand_batches_per_s
-from intune_callbacks.pipelines.base import busy_limit
-from intune_callbacks.types import Observation, Stage, StageRates
+__all__ = ["FIELDS", "Bools", "Floats", "Ints", "Number", "View", "needed_of_one"]
 
-__all__ = ["Bools", "Counted", "Floats", "Ints", "Number", "View", "slots_of", "view_of"]
-
-LEAST_NOISE = 0.05
-MOST_WHOLE = 2
-"""Larger ratios are counted exactly enough as they are."""
-FEW = 16
-LARGEST = 1e9
-"""No unit, rate or time of a real pipeline is larger."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Number = TypeVar("Number", float, Floats)
-
-
-class Counted(Protocol):
-    """What is known of a stage over more than one window."""
-
-    @property
-    def items_per_batch(self) -> float:
-        """Results made for one delivered batch."""
-
-    @property
-    def cv(self) -> float:
-        """Coefficient of variation of single service times."""
 
 
 # Without slots: what several parts of a decision need of the same view is computed once and kept in the instance.
@@ -95,10 +73,32 @@ class View:
     noise: Floats
     alive: Bools
 
+    @classmethod
+    def of_one(cls, numbers: Sequence[Any]) -> View:
+        """Return one pipeline, given in plain numbers in the order of the fields: see `one`."""
+        view = cls.__new__(cls)
+        view.__dict__["one"] = _one(numbers)
+        return view
+
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        """Return a field of what `of_one` made, as an array: most decisions ask for few of them."""
+        if name not in FIELDS:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        array = self.__dict__[name] = np.array([getattr(self.one, name)])
+        return array
+
     @property
-    def is_few(self) -> bool:
-        """One pipeline of so few stages that plain numbers are faster than arrays."""
-        return len(self.value) == 1 and self.value.size <= FEW
+    def is_one(self) -> bool:
+        """One pipeline: on a few stages plain numbers are faster than arrays."""
+        return "one" in self.__dict__ or len(self.value) == 1
+
+    @cached_property
+    def one(self) -> SimpleNamespace:
+        """The only pipeline in plain numbers, faster on a few stages: lists over the slots, single numbers otherwise.
+
+        The fields are those of the view, and `workers`, `worker_weight`, `room` and `full_memory`.
+        """
+        return _one([getattr(self, name)[0].tolist() for name in FIELDS])
 
     @cached_property
     def workers(self) -> Bools:
@@ -139,102 +139,33 @@ class View:
         return np.asarray(self.memory + np.where(self.is_buffer, buffers, more + windows).sum(1))
 
 
-_FIELDS = tuple(f.name for f in fields(View))
+FIELDS = tuple(f.name for f in fields(View))
+"""Of a `View`, in order."""
 
 
-def slots_of(stages: Sequence[Stage]) -> list[Stage]:
-    """Return the stages that are slots: worker stages and free-standing buffers; windows go with their workers."""
-    return [s for s in stages if s.kind != "memory" or (s.window_of is None and s.unit == "items")]
+def _one(numbers: Sequence[Any]) -> SimpleNamespace:
+    one = SimpleNamespace(**dict(zip(FIELDS, numbers, strict=True)))
+    one.workers = [exists and not is_buffer for exists, is_buffer in zip(one.mask, one.is_buffer, strict=True)]
+    one.worker_weight = [weight if has else 0.0 for weight, has in zip(one.weight, one.workers, strict=True)]
+    one.room = one.budget - sum([n * weight for n, weight in zip(one.value, one.worker_weight, strict=True)])
+    one.full_memory = needed_of_one(one, one.value, one.window)
+    return one
 
 
-def view_of(
-    observation: Observation,
-    weight: Mapping[str, float],
-    fits: Mapping[str, Counted],
-    expected_s: Callable[[], Mapping[str, float]] | None = None,
-) -> View:
-    """Return one live pipeline as a `View` of one row.
+def needed_of_one(one: SimpleNamespace, value: Sequence[float], window: Sequence[float]) -> float:
+    """Return what `View.needed` does for one pipeline, in plain numbers.
 
     Args:
-        observation: what was measured.
-        weight: worker stage -> CPUs one busy worker takes.
-        fits: worker stage -> items per batch and irregularity over more than this one window.
-        expected_s: asked where CPUs are short: worker stage -> worker seconds per batch known from windows in which
-            CPUs were free.
+        one: `View.one`.
+        value: units, by slot.
+        window: by slot.
     """
-    slots = slots_of(observation.stages)
-    rates = [observation.rates.get(s.name) for s in slots]
-    windows = {s.window_of: s.current for s in observation.stages if s.window_of is not None}
-    cpus, memory = observation.resources.cpus, observation.resources
-    limit = float(max(1, memory.memory_limit_bytes))
-    largest = max((r.item_bytes for r in observation.rates.values()), default=0.0)
-    # A buffer nobody measures is taken to be as full as the window before it.
-    fullest = max((r.queue_fill for r in observation.rates.values()), default=0.0)
-    slowdown, is_crowded = contention(observation)
-    free_s = expected_s() if expected_s is not None and is_crowded else {}
-
-    def work(s: Stage, r: StageRates | None) -> float:
-        if r is None or s.name not in fits:
-            return 0.0
-        each = _whole(fits[s.name].items_per_batch)
-        most = each * r.service_s
-        if not is_crowded:
-            return most
-        # Where all CPUs are in use part of the time is waiting for one: the stage's own cost lies between the bounds.
-        least = each * max(r.service_cpu_s, r.service_s - (slowdown - 1.0) * r.service_cpu_s)
-        return min(max(free_s.get(s.name, least), least), most)
-
-    works = [work(s, r) for s, r in zip(slots, rates, strict=True)]
-    buffer = [s.kind == "memory" for s in slots]
-    measured = [is_buffer or w > 0.0 for is_buffer, w in zip(buffer, works, strict=True)]
-    nobody = StageRates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, fullest, 0.0, 0.0)
-    known = [r or nobody for r in rates]
-    # One array for all: on a few stages each call costs more than what it does.
-    columns: list[list[float]] = [
-        [s.current for s in slots],
-        [s.low for s in slots],
-        [s.high for s in slots],
-        [0.0 if is_buffer else weight.get(s.name, 1.0) for s, is_buffer in zip(slots, buffer, strict=True)],
-        works,
-        [1.0 if r.service_s <= 0 else min(1.0, r.service_cpu_s / r.service_s) for r in known],
-        [fits[s.name].cv if s.name in fits else 0.0 for s in slots],
-        [r.busy_frac for r in known],
-        [r.queue_fill for r in known],
-        [windows.get(s.name, 0.0) for s in slots],
-        [largest if is_buffer else r.worker_bytes for r, is_buffer in zip(known, buffer, strict=True)],
-        [r.item_bytes for r in known],
-    ]
-    table = _finite(columns)[:, None]
-    table[-2:] /= limit
-    noise = max(LEAST_NOISE, *(r.service_cv / max(1, r.items) ** 0.5 for r in observation.rates.values()))
-    whole = [
-        observation.batches_per_s,
-        demand_batches_per_s(observation),
-        cpus,
-        busy_limit(cpus, sum(measured) - sum(buffer)),
-        memory.memory_used_bytes / limit,
-        observation.elapsed_s,
-        noise,
-    ]
-    arrays = (np.array([measured]), np.array([buffer]), *table, *_finite(whole)[:, None], np.ones(1, bool))
-    return View(**dict(zip(_FIELDS, arrays, strict=True)))
-
-
-def _whole(items_per_batch: float) -> float:
-    """Return the whole number of items per batch, or of batches per item, that is within a fifth of what was counted.
-
-    Counts of a short window are off by what buffers took or gave.
-    """
-    if items_per_batch <= 0.0:
-        return items_per_batch
-    large = max(items_per_batch, 1.0 / items_per_batch)
-    whole = round(large)
-    if whole > MOST_WHOLE or abs(large / whole - 1.0) > 0.2:
-        return items_per_batch
-    return float(whole) if items_per_batch >= 1.0 else 1.0 / whole
-
-
-def _finite(values: Sequence[Sequence[float]] | Sequence[float]) -> Floats:
-    """Return an array the agent can compute with, whatever a broken counter or clock gave."""
-    x = np.array(values, float)
-    return np.where(x == x, np.minimum(np.maximum(x, 0.0), LARGEST), 0.0)
+    needed: float = one.memory
+    for i, is_buffer in enumerate(one.is_buffer):
+        now = one.value[i]
+        if is_buffer:
+            needed += max(value[i] - one.fill[i] * now, 0.0) * one.unit_memory[i]
+        else:
+            needed += max(value[i] - now, 0.0) * one.unit_memory[i]
+            needed += max(window[i] - one.fill[i] * one.window[i], 0.0) * one.item_memory[i]
+    return needed

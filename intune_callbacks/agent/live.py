@@ -1,0 +1,124 @@
+"""One live pipeline as the agent looks at it: an `Observation` becomes a `View` of one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from intune_callbacks.agent.fitter import contention
+from intune_callbacks.agent.model import demand_batches_per_s
+from intune_callbacks.agent.view import FIELDS, View
+from intune_callbacks.pipelines.base import busy_limit
+from intune_callbacks.types import Observation, Stage, StageRates
+
+__all__ = ["Counted", "slots_of", "view_of"]
+
+LEAST_NOISE = 0.05
+MOST_WHOLE = 2
+"""Larger ratios are counted exactly enough as they are."""
+LARGEST = 1e9
+"""No unit, rate or time of a real pipeline is larger."""
+_NUMBERS = FIELDS[FIELDS.index("value") : FIELDS.index("rate")]
+
+
+class Counted(Protocol):
+    """What is known of a stage over more than one window."""
+
+    @property
+    def items_per_batch(self) -> float:
+        """Results made for one delivered batch."""
+
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation of single service times."""
+
+
+def slots_of(stages: Sequence[Stage]) -> list[Stage]:
+    """Return the stages that are slots: worker stages and free-standing buffers; windows go with their workers."""
+    return [s for s in stages if s.kind != "memory" or (s.window_of is None and s.unit == "items")]
+
+
+def view_of(
+    observation: Observation,
+    weight: Mapping[str, float],
+    fits: Mapping[str, Counted],
+    expected_s: Callable[[], Mapping[str, float]] | None = None,
+) -> View:
+    """Return one live pipeline as a `View` of one row.
+
+    Args:
+        observation: what was measured.
+        weight: worker stage -> CPUs one busy worker takes.
+        fits: worker stage -> items per batch and irregularity over more than this one window.
+        expected_s: asked where CPUs are short: worker stage -> worker seconds per batch known from windows in which
+            CPUs were free.
+    """
+    slots, rates, resources = slots_of(observation.stages), observation.rates, observation.resources
+    windows = {s.window_of: s.current for s in observation.stages if s.window_of is not None}
+    limit = float(max(1, resources.memory_limit_bytes))
+    largest = max([r.item_bytes for r in rates.values()], default=0.0)
+    # A buffer nobody measures is taken to be as full as the window before it.
+    fullest = max([r.queue_fill for r in rates.values()], default=0.0)
+    nobody = StageRates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, fullest, 0.0, 0.0)
+    slowdown, is_crowded = contention(observation)
+    free_s = expected_s() if expected_s is not None and is_crowded else {}
+    mask, buffer = [], []
+    by_slot: list[float] = []
+    for s in slots:
+        r, fit, is_buffer = rates.get(s.name, nobody), fits.get(s.name), s.kind == "memory"
+        work_s = 0.0
+        if fit is not None and r is not nobody:
+            each = _whole(fit.items_per_batch)
+            work_s = each * r.service_s
+            if is_crowded:
+                # Where all CPUs are in use part of the time is waiting for one: the own cost lies between the bounds.
+                least_s = each * max(r.service_cpu_s, r.service_s - (slowdown - 1.0) * r.service_cpu_s)
+                work_s = min(max(free_s.get(s.name, least_s), least_s), work_s)
+        mask.append(is_buffer or work_s > 0.0)
+        buffer.append(is_buffer)
+        by_slot += (
+            s.current,
+            s.low,
+            s.high,
+            0.0 if is_buffer else weight.get(s.name, 1.0),
+            work_s,
+            1.0 if r.service_s <= 0 else min(1.0, r.service_cpu_s / r.service_s),
+            0.0 if fit is None else fit.cv,
+            r.busy_frac,
+            r.queue_fill,
+            windows.get(s.name, 0.0),
+            largest if is_buffer else r.worker_bytes,
+            r.item_bytes,
+        )
+    whole = [
+        observation.batches_per_s,
+        demand_batches_per_s(observation),
+        resources.cpus,
+        busy_limit(resources.cpus, sum(mask) - sum(buffer)),
+        resources.memory_used_bytes / limit,
+        observation.elapsed_s,
+        max(LEAST_NOISE, *[r.service_cv / max(1, r.items) ** 0.5 for r in rates.values()]),
+    ]
+    by_slot = _finite(by_slot)
+    columns = [by_slot[i :: len(_NUMBERS)] for i in range(len(_NUMBERS))]
+    columns[-2:] = [[size / limit for size in column] for column in columns[-2:]]
+    return View.of_one((mask, buffer, *columns, *_finite(whole), True))
+
+
+def _whole(items_per_batch: float) -> float:
+    """Return the whole number of items per batch, or of batches per item, that is within a fifth of what was counted.
+
+    Counts of a short window are off by what buffers took or gave.
+    """
+    if items_per_batch <= 0.0:
+        return items_per_batch
+    large = max(items_per_batch, 1.0 / items_per_batch)
+    whole = round(large)
+    if whole > MOST_WHOLE or abs(large / whole - 1.0) > 0.2:
+        return items_per_batch
+    return float(whole) if items_per_batch >= 1.0 else 1.0 / whole
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    """Return numbers the agent can compute with, whatever a broken counter or clock gave."""
+    return [float(x) if 0.0 <= x <= LARGEST else LARGEST if x > LARGEST else 0.0 for x in values]
