@@ -75,7 +75,7 @@ FOREVER = ShellConfig(burst=1000, patience=1000)
 
 @pytest.mark.parametrize(
     ("config", "phases", "least"),
-    [(ShellConfig(), {BURST, HOLD}, 80), (FOREVER, {BURST}, 250), (ShellConfig(burst=2, look=4), {BURST, HOLD}, 20)],
+    [(ShellConfig(), {BURST, HOLD}, 80), (FOREVER, {BURST}, 180), (ShellConfig(burst=2, look=4), {BURST, HOLD}, 20)],
 )
 def test_each_pipeline_alone_is_decided_for_as_among_many(config: ShellConfig, phases: set[int], least: int) -> None:
     alone: list[Shell] = []

@@ -268,7 +268,7 @@ def test_model_jump_gets_near_the_best_of_any_pipeline(
     while len(loop.decisions) < 40:
         loop.run(tuner, seconds=60.0, until=lambda: len(loop.decisions) >= 40)
     assert tuner.frozen is None
-    assert fraction_of_best(loop) >= 0.93
+    assert fraction_of_best(loop) >= 0.92
     assert loop.throughput >= 0.95 * found  # what was lost by less than 3 % and noise is kept
 
 

@@ -22,7 +22,7 @@ CROWDED = 0.95
 FEWEST_ITEMS = 3
 RATIO_WINDOWS, FILL_WINDOWS = 12, 3
 DISTURBED = 0.2
-"""Share of a window's batches up to which added or removed room in the buffers leaves its counts as they are."""
+"""Share of a window's batches up to which added or removed workers and room in buffers leave its counts as they are."""
 MOST_POINTS = 8
 _CHANGED = math.log(CHANGED)
 _FIRST = itemgetter(0)
@@ -95,7 +95,7 @@ class Fitter:
         slowdown, is_crowded = contention(observation)
         current = observation.allocation
         # After a resize windows fill or drain: for a while items made are not items asked for.
-        room = sum([abs(s.current - self._allocation.get(s.name, 0)) for s in observation.stages if s.kind == "memory"])
+        room = sum([abs(value - self._allocation.get(name, 0)) for name, value in current.items()])
         self._steady_windows = self._steady_windows + 1 if room <= DISTURBED * observation.batches else 1
         self._allocation = current
         for name, rates in observation.rates.items():

@@ -88,12 +88,13 @@ class Shell:
                 return None
             self._held[0], self.moved, value = held + 1, None, one.value
         else:
-            if not bound or self._left[0] <= 0 or self._idle[0] >= c.patience or self.explore > 0.0:
+            left = int(self._left[0])
+            if not bound or left <= 0 or left % c.review == 0 or self._idle[0] >= c.patience or self.explore > 0.0:
                 return None
             assert self.values is not None
             value, self.moved = moves_of_one(view, track, self.values, c, self.quanta)
             still = value == one.value and bool(self.moved.followed[0])
-            self._held[0], self._left[0], self._idle[0] = 0, self._left[0] - 1, self._idle[0] + 1 if still else 0
+            self._held[0], self._left[0], self._idle[0] = 0, left - 1, self._idle[0] + 1 if still else 0
         window = windows_of_one(one, track.curves.one.cv, value, bound, c.memory_limit)
         if window is None:
             self._bound = np.array([bound])
@@ -182,6 +183,7 @@ class Shell:
         self.phase[over] = CONFIRM
         self._left -= rows
         rows = rows & ~over & ~self._again_jump
+        self._idle[self._again_jump] = 0
         if not rows.any():
             return value
         ratio = np.where(view.value > 0.0, view.window / np.maximum(view.value, 1.0), 0.0)
@@ -202,7 +204,7 @@ class Shell:
         back = rows & (track.low >= 3)
         value = np.where(back[:, None], best, np.where(rows[:, None], next_, value))
         still = (moves == STAY).all(1) & ~back
-        self._idle = (self._idle + 1) * still
+        self._idle = np.where(rows, (self._idle + 1) * still, self._idle)
         self.moved = Moved(slots, pipeline, view.mask, moves, fine, view.weight, room, rows & ~back)
         return value
 
