@@ -1,10 +1,15 @@
 """Meta's DLRM on Criteo data: the examples `InTuneCallback` is shown and measured on.
 
 tsv.py               the TSV format, and a plain parser that defines it
-criteo.py            the same parser, vectorised over blocks
-blocks.py            files cut into byte ranges at line ends, the train/test split
+criteo.py            the same parser for blocks: kernel.py with numba, swar.py with numpy
+formats.py           TSV, gzip, Zstandard and Parquet behind one interface
+blocks.py            TSV files cut into byte ranges at line ends, the train/test split
+compressed.py        gzip and Zstandard files cut into pieces
+parquet.py           Parquet files by row groups
+convert.py           TSV in those formats: python -m dlrm_examples.convert DIR FILE.tsv --format parquet
 stages.py            read, parse, shuffle, batch, collate
 pipeline.py          those stages as a torchdata.nodes graph
+stages_tf.py         the stages as tf.data operations
 pipeline_tf.py       the same as a tf.data pipeline, as most people write it and as it should be written
 arguments.py         what both accept
 generate.py          Criteo-shaped data of any size: python -m dlrm_examples.generate DIR --rows N
@@ -14,5 +19,5 @@ lightning_module.py  the model as a LightningModule
 model_keras.py       the model in Keras 3
 check_oracle.py      the model against Meta's own numbers: python -m dlrm_examples.check_oracle FILE.npz
 oracle_keras.py      the Keras model's side of that
-auc.py, hashing.py   two small helpers
+auc.py, hashing.py, scratch.py   small helpers
 """

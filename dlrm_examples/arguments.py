@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
+from dlrm_examples.criteo import KERNELS
 from dlrm_examples.tsv import CATEGORIES
 from intune_callbacks.config import choice_problem, nearest, number_problem
 from intune_callbacks.errors import ConfigError
@@ -24,6 +25,7 @@ def checked(
     read_latency_ms: float,
     block_bytes: int,
     on_bad_row: str,
+    kernel: str | None,
     *,
     stages: Sequence[str],
     autotune: bool = False,
@@ -32,7 +34,7 @@ def checked(
 
     Args:
         paths, batch_size, table_rows, split, test_fraction, seed, workers, prefetch, read_latency_ms, block_bytes,
-            on_bad_row: as for `pipeline.build`.
+            on_bad_row, kernel: as for `pipeline.build`.
         stages: the stages that have workers; 1 where `workers` does not name one.
         autotune: whether `workers` and `prefetch` may be -1, which leaves them to the framework.
 
@@ -43,7 +45,7 @@ def checked(
     threads = {**dict.fromkeys(stages, 1), **(workers or {})}
     moduli = (table_rows,) * CATEGORIES if isinstance(table_rows, int) else tuple(table_rows)
     problems = [f"paths: {path} is not a file" for path in files if not os.path.isfile(path)]
-    problems += [] if files else ["paths: none given, expected one or more Criteo TSV files"]
+    problems += [] if files else ["paths: none given, expected one or more Criteo files"]
     problems += number_problem("batch_size", batch_size, 1, 1 << 24)
     problems += number_problem("test_fraction", test_fraction, 0.0, 1.0)
     problems += number_problem("seed", seed, 0, (1 << 32) - 1)
@@ -52,6 +54,7 @@ def checked(
     problems += number_problem("block_bytes", block_bytes, 1, 1 << 31)
     problems += choice_problem("split", split, ("train", "test"))
     problems += choice_problem("on_bad_row", on_bad_row, ("error", "skip"))
+    problems += choice_problem("kernel", kernel, KERNELS) if kernel is not None else ()
     for name, count in threads.items():
         problems += number_problem(f"workers[{name!r}]", count, -1 if autotune else 0, 4096)
         problems += [] if name in stages else [f"workers: there is no stage {name!r}{nearest(name, stages)}"]

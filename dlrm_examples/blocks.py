@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,22 @@ import numpy.typing as npt
 from dlrm_examples.hashing import mix64
 from dlrm_examples.tsv import Block
 
-__all__ = ["BlockRef", "Split", "block_order", "count_rows", "file_key", "read_block", "row_order", "scan_blocks"]
+__all__ = [
+    "BlockRef",
+    "Split",
+    "block_order",
+    "file_key",
+    "line_offsets",
+    "pread",
+    "read_block",
+    "row_order",
+    "scan_blocks",
+]
 
 # The order of the blocks and the orders inside them must not share a random stream.
 BLOCK_ORDER, ROW_ORDER = 0, 1
 
-TAIL_BYTES = 4096
+LOOK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,34 +58,40 @@ def scan_blocks(paths: Iterable[str | os.PathLike[str]], block_bytes: int) -> li
 def read_block(ref: BlockRef) -> Block:
     """Read the lines that begin in the range (possibly none, when one line is longer than the range)."""
     with open(ref.path, "rb", buffering=0) as file:
-        # One byte earlier tells whether a line begins exactly at the range's first byte.
-        first = max(ref.offset - 1, 0)
-        data = _read(file.fileno(), first, ref.offset + ref.length - first)
-        begin = 0 if ref.offset == 0 else data.find(b"\n") + 1
-        if (ref.offset and begin == 0) or begin == len(data):
+        # Two short looks at the ends of the range, so that the text itself is copied once and never again.
+        begin, end = (_line_start(file.fileno(), offset) for offset in (ref.offset, ref.offset + ref.length))
+        if begin >= ref.offset + ref.length:
             return Block(ref.path, ref.offset + ref.length, b"")
-        parts, position = [data[begin:]], first + len(data)
-        while parts[-1] and not parts[-1].endswith(b"\n"):
-            tail = _read(file.fileno(), position, TAIL_BYTES)
-            parts.append(tail[: tail.find(b"\n") + 1] or tail)
-            position += len(tail)
-    return Block(ref.path, first + begin, b"".join(parts))
+        return Block(ref.path, begin, pread(file.fileno(), begin, end - begin))
 
 
-def _read(descriptor: int, offset: int, length: int) -> bytes:
+def _line_start(descriptor: int, offset: int) -> int:
+    """Return where the first line begins that does not begin before `offset`: the file's end if there is none."""
+    if offset == 0:
+        return 0
+    position = offset - 1
+    while part := pread(descriptor, position, LOOK_BYTES):
+        if (found := part.find(b"\n")) >= 0:
+            return position + found + 1
+        position += len(part)
+    return position
+
+
+def pread(descriptor: int, offset: int, length: int) -> bytes:
     """Read exactly `length` bytes, fewer only at the end of the file."""
     parts = []
     while length and (part := os.pread(descriptor, length, offset)):
         parts.append(part)
         offset, length = offset + len(part), length - len(part)
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """A random share of the rows, decided for each row by a hash of seed, file name and byte offset.
 
-    It does not depend on block size, reading order, other files, or where the folder lies.
+    It does not depend on block size, reading order, other files, or where the folder lies; nor on how the file is
+    compressed. A Parquet file has rows, not bytes: there the number of the row in the file is its offset.
 
     Args:
         name: ``train`` or ``test``.
@@ -88,7 +104,7 @@ class Split:
     seed: int = 0
 
     def select(self, path: str, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which of the lines at `offsets` [n] belong to this split [n]."""
+        """Return which of the lines (or rows) at `offsets` [n] belong to this split [n]."""
         file = file_key(path, self.seed)
         drawn = mix64(offsets.astype(np.uint64) ^ file) >> np.uint64(11)
         test = drawn.astype(np.float64) < self.test_fraction * 2.0**53
@@ -97,7 +113,8 @@ class Split:
 
 def file_key(path: str, seed: int) -> npt.NDArray[np.uint64]:
     """Return what is mixed into the hashes of a file's byte offsets, [1]: drawn from its name and a seed."""
-    key = zlib.crc32(Path(path).name.encode()) + ((seed & 0xFFFFFFFF) << 32)
+    name = Path(path).name.removesuffix(".gz").removesuffix(".zst")
+    key = zlib.crc32(name.encode()) + ((seed & 0xFFFFFFFF) << 32)
     return mix64(np.array([key], np.uint64))
 
 
@@ -111,13 +128,9 @@ def row_order(rows: int, seed: int, epoch: int, block: int) -> npt.NDArray[np.in
     return np.random.default_rng([ROW_ORDER, seed, epoch, block]).permutation(rows)
 
 
-def count_rows(refs: Sequence[BlockRef], split: Split) -> int:
-    """Return how many rows of the split the ranges hold; reads them all once, without parsing."""
-    return sum(int(split.select(block.path, offsets).sum()) for block, offsets in _line_offsets(refs))
-
-
-def _line_offsets(refs: Sequence[BlockRef]) -> Iterator[tuple[Block, npt.NDArray[np.int64]]]:
-    for block in map(read_block, refs):
-        if block.data:
-            after = np.flatnonzero(np.frombuffer(block.data, np.uint8)[:-1] == ord("\n")) + 1
-            yield block, np.concatenate(([0], after)) + block.offset
+def line_offsets(block: Block) -> npt.NDArray[np.int64]:
+    """Return the byte offsets in the file of a block's lines, [n]."""
+    if not block.data:
+        return np.empty(0, np.int64)
+    after = np.flatnonzero(np.frombuffer(block.data, np.uint8)[:-1] == ord("\n")) + 1
+    return np.concatenate(([0], after)) + block.offset

@@ -1,25 +1,17 @@
-"""Criteo TSV parsed without a Python loop over rows.
-
-`parse_block` finds all separators of a block at once, loads each field as one 64-bit word and decodes its 8
-characters by a few multiplications (https://kholdstare.github.io/technical/2020/05/26/faster-integer-parsing.html,
-done here on arrays of words). Another implementation only has to keep its signature; `tsv.parse_block_slowly` says
-what the result must be.
-"""
+"""Criteo TSV parsed a block at a time: by numba where it is installed, else by numpy, with the same result."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from types import ModuleType
 
-import numpy as np
-import numpy.typing as npt
+from dlrm_examples import swar
+from dlrm_examples.tsv import Block, Rows, Select
 
-from dlrm_examples.tsv import DENSE, LONGEST_INTEGER, WIDTH, Block, Rows, Select, bad_row
+__all__ = ["KERNELS", "chosen_kernel", "parse_block", "warm_up"]
 
-__all__ = ["parse_block"]
-
-# A word is read up to 16 bytes before the end of a field, so the text gets this much room on both sides.
-PAD = 16
-EACH_BYTE = 0x0101010101010101
+KERNELS = ("numba", "numpy")
 
 
 def parse_block(
@@ -28,128 +20,46 @@ def parse_block(
     *,
     on_bad_row: str = "error",
     select: Select | None = None,
+    kernel: str | None = None,
 ) -> Rows:
-    """Parse whole lines.
+    """Parse whole lines; `tsv.parse_block_slowly` says what the result must be.
 
     Args:
         block: the lines.
         table_rows: 26 embedding table sizes, the moduli of the categories.
-        on_bad_row: ``error`` raises on the first malformed line, ``skip`` leaves malformed lines out.
+        on_bad_row: ``error`` raises on the first malformed line, ``skip`` leaves malformed lines out and counts them.
         select: byte offsets of lines in the file [n] int64 -> which of them to parse [n] bool; all by default.
+        kernel: ``numba`` or ``numpy``; by default numba where it is installed. The result is the same to the last bit.
 
     Raises:
         BadRow: names file, byte offset and column of the first malformed line.
+        MissingPackage: numba is asked for and not installed.
     """
-    text, words = _padded(block.data)
-    starts, ends, miscounted = _fields(text, block.offset, select)
-    labels, bad_label = _labels(text, starts[:, 0], ends[:, 0])
-    dense, bad_dense = _integers(text, words, starts[:, 1 : 1 + DENSE], ends[:, 1 : 1 + DENSE])
-    hashes, bad_hash = _hexadecimals(words, starts[:, 1 + DENSE :], ends[:, 1 + DENSE :])
-    rows = Rows(labels, dense, np.empty(hashes.shape, np.int32))
-    for column, modulus in enumerate(table_rows):
-        rows.categories[:, column] = hashes[:, column] % np.uint32(modulus)
-    bad = np.concatenate((bad_label[:, None], bad_dense, bad_hash), axis=1)
-    bad_rows = np.asarray(bad.any(axis=1))
-    if on_bad_row == "error":
-        wrong = np.flatnonzero(bad_rows)[:1]
-        found = [(int(offset), int(count), -1, b"") for offset, count in miscounted[:1]]
-        for row in wrong:
-            column = int(bad[row].argmax())
-            start, end = int(starts[row, column]), int(ends[row, column])
-            offset = block.offset + int(starts[row, 0]) - PAD
-            found.append((offset, WIDTH, column, text[start:end].tobytes()))
-        if found:
-            raise bad_row(block.path, *min(found))
-    return rows.take(~bad_rows) if bad_rows.any() else rows
+    rows: Rows = _module(kernel).parse(block, table_rows, on_bad_row, select)
+    return rows
 
 
-def _padded(data: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:
-    """Return the lines with room around them: as bytes, and as the little-endian 64-bit word at each byte."""
-    newline = b"" if data.endswith(b"\n") or not data else b"\n"
-    padded = b"".join((bytes(PAD), data, newline, bytes(PAD)))
-    words = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded, strides=(1,))
-    return np.frombuffer(padded, np.uint8), words
+def chosen_kernel(kernel: str | None = None) -> str:
+    """Return the name of the kernel that `parse_block` uses when given `kernel`."""
+    return "numpy" if _module(kernel) is swar else "numba"
 
 
-def _fields(
-    text: npt.NDArray[np.uint8], offset: int, select: Select | None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return starts and ends of the fields of all selected lines of 40 columns, and (offset, columns) of the others."""
-    separators = np.flatnonzero((text - np.uint8(9)) < 2)
-    line_ends = np.flatnonzero(text == 10)
-    line_starts = np.concatenate(([PAD], line_ends[:-1] + 1)) if len(line_ends) else line_ends
-    columns = np.diff(np.searchsorted(separators, line_starts), append=len(separators))
-    chosen = np.ones(len(line_starts), bool) if select is None else select(line_starts + (offset - PAD))
-    whole = columns == WIDTH
-    kept = chosen & whole
-    if not kept.all():
-        separators = separators[np.repeat(kept, columns)]
-    ends = separators.reshape(-1, WIDTH)
-    starts = np.empty_like(ends)
-    starts[:, 0] = line_starts[kept]
-    starts[:, 1:] = ends[:, :-1] + 1
-    wrong = chosen & ~whole
-    return starts, ends, np.stack((line_starts[wrong] + (offset - PAD), columns[wrong]), axis=1)
+def warm_up(kernel: str | None = None) -> None:
+    """Compile the kernel now, so that not every thread waits for it at its first block."""
+    module = _module(kernel)
+    if module is not swar:
+        module.warm_up()
 
 
-def _labels(
-    text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    digit = text[starts] - np.uint8(ord("0"))
-    return digit.astype(np.float32), (digit > 1) | (ends - starts != 1)
-
-
-def _integers(
-    text: npt.NDArray[np.uint8],
-    words: npt.NDArray[np.uint64],
-    starts: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Return log(max(x, 0) + 1) and which fields are neither empty nor an integer of up to 16 digits."""
-    negative = text[starts] == ord("-")
-    digits = ends - starts - negative
-    values, bad = _decimal(words, ends, digits)
-    bad |= (digits > LONGEST_INTEGER) | (negative & (digits == 0))
-    long = digits > 8
-    if long.any():
-        upper, bad_upper = _decimal(words, ends[long] - 8, digits[long] - 8)
-        values[long] += upper * np.uint64(10**8)
-        bad[long] |= bad_upper
-    values[negative] = 0
-    return np.log(values.astype(np.float32) + np.float32(1)), bad
-
-
-def _decimal(
-    words: npt.NDArray[np.uint64], ends: npt.NDArray[np.int64], digits: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-    """Return the numbers written in the last (at most 8) of `digits` characters before `ends`, and which are none."""
-    # The first character is the lowest byte: shifting there and back clears what stands before the field.
-    before = ((8 - np.minimum(digits, 8)) * 8).astype(np.uint64)
-    word = ((words[ends - 8] ^ np.uint64(0x30 * EACH_BYTE)) >> before) << before
-    bad = ((word | (word + np.uint64(0x06 * EACH_BYTE))) & np.uint64(0xF0 * EACH_BYTE)) != 0
-    word = (word * np.uint64(10 * 2**8 + 1)) >> np.uint64(8)
-    word = ((word & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(100 * 2**16 + 1)) >> np.uint64(16)
-    word = ((word & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(10000 * 2**32 + 1)) >> np.uint64(32)
-    return word, bad
-
-
-def _hexadecimals(
-    words: npt.NDArray[np.uint64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
-    """Return the numbers and which fields are neither empty nor 8 hex digits."""
-    length = ends - starts
-    missing = length == 0
-    word = words[starts]
-    letter = (word >> np.uint64(6)) & np.uint64(EACH_BYTE)
-    nibble = (word & np.uint64(0x0F * EACH_BYTE)) + letter * np.uint64(9)
-    # Written back as lower-case text it must be what was read: that refuses every other character.
-    above_nine = ((nibble + np.uint64(0x06 * EACH_BYTE)) >> np.uint64(4)) & np.uint64(EACH_BYTE)
-    written = nibble + np.uint64(0x30 * EACH_BYTE) + above_nine * np.uint64(39)
-    wrong = (written ^ (word | (letter << np.uint64(5)))) | (nibble & np.uint64(0xF0 * EACH_BYTE))
-    bad = ~missing & ((wrong != 0) | (length != 8))
-    word = (nibble * np.uint64(2**12 + 1)) >> np.uint64(8)
-    word = ((word & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(2**24 + 1)) >> np.uint64(16)
-    word = ((word & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(2**48 + 1)) >> np.uint64(32)
-    hashes = word.astype(np.uint32)
-    hashes[missing] = 0
-    return hashes, bad
+@functools.cache
+def _module(kernel: str | None) -> ModuleType:
+    if kernel == "numpy":
+        return swar
+    try:
+        from dlrm_examples import kernel as compiled
+    except ImportError:
+        # Also a numba that does not work with this numpy.
+        if kernel == "numba":
+            raise
+        return swar
+    return compiled

@@ -16,13 +16,14 @@ from typing import Any
 from torchdata.nodes import BaseNode, Loader, ParallelMapper, Prefetcher
 
 from dlrm_examples.arguments import checked
-from dlrm_examples.blocks import Split, count_rows, scan_blocks
+from dlrm_examples.blocks import Split
+from dlrm_examples.formats import count_rows, scan
 from dlrm_examples.stages import Batch, Batcher, Parse, Read, References, Shuffle, collate
 
 __all__ = ["STAGES", "CriteoLoader", "build"]
 
 STAGES = ("read", "parse", "shuffle", "collate")
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 21
 
 
 class CriteoLoader(Loader[Batch]):  # type: ignore[misc]
@@ -31,11 +32,19 @@ class CriteoLoader(Loader[Batch]):  # type: ignore[misc]
     Args:
         root: the last node of the graph.
         batches: counts the batches of an epoch; called once, when the length is first asked for. None for no length.
+        batcher: the node that sees the parsed rows; None where there is none.
     """
 
-    def __init__(self, root: BaseNode[Batch], batches: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, root: BaseNode[Batch], batches: Callable[[], int] | None = None, batcher: Batcher | None = None
+    ) -> None:
         super().__init__(root)
-        self._count = batches
+        self._count, self._batcher = batches, batcher
+
+    @property
+    def skipped_rows(self) -> int:
+        """Malformed rows left out in this epoch so far (those of prefetched blocks included), or in the last one."""
+        return self._batcher.skipped if self._batcher is not None else 0
 
     @cached_property
     def _batches(self) -> int:
@@ -62,12 +71,13 @@ def build(
     read_latency_ms: float = 0.0,
     block_bytes: int = BLOCK_BYTES,
     on_bad_row: str = "error",
+    kernel: str | None = None,
     sized: bool = True,
 ) -> CriteoLoader:
-    """Return a loader over Criteo TSV files; each ``iter()`` is one epoch.
+    """Return a loader over Criteo files; each ``iter()`` is one epoch.
 
     Args:
-        paths: the files, each with Criteo rows only.
+        paths: the files, each with Criteo rows only: TSV, also as ``.gz`` or ``.zst``, and ``.parquet``.
         batch_size: rows per batch.
         table_rows: rows of the embedding tables, one number for all or 26; the categories' moduli.
         split: ``train`` or ``test``.
@@ -79,31 +89,33 @@ def build(
         workers: threads for the stages read, parse, shuffle, collate; 1 where not given, 0 runs a stage inline.
         prefetch: batches kept ready.
         read_latency_ms: sleep this long for each block, to stand for a network file system.
-        block_bytes: bytes of text per block.
-        on_bad_row: ``error`` or ``skip``.
+        block_bytes: bytes of a file read at once; of Parquet always a row group.
+        on_bad_row: ``error``, or ``skip``, which leaves malformed rows out and counts them in ``skipped_rows``.
+        kernel: what parses text, ``numba`` or ``numpy``, with the same result; by default numba where it is installed.
         sized: count the rows (one pass over the files, about 1 GB/s) when the length is asked for.
 
     Raises:
         ConfigError: with all problems at once.
+        MissingPackage: what a format or the kernel needs is not installed.
     """
     files, moduli, threads = checked(
         paths, batch_size, table_rows, split, test_fraction, seed, workers, prefetch, read_latency_ms, block_bytes,
-        on_bad_row, stages=STAGES,
+        on_bad_row, kernel, stages=STAGES,
     )  # fmt: skip
     chosen = Split(split, test_fraction, seed)
-    refs = scan_blocks(files, block_bytes)
+    refs = scan(files, block_bytes)
     shuffled = split == "train" if shuffle is None else shuffle
     dropped = split == "train" if drop_last is None else drop_last
     node: BaseNode[Any] = References(refs, shuffle=shuffled, seed=seed)
     node = ParallelMapper(node, Read(read_latency_ms / 1e3), num_workers=threads["read"])
-    node = ParallelMapper(node, Parse(moduli, chosen, on_bad_row), num_workers=threads["parse"])
+    node = ParallelMapper(node, Parse(moduli, chosen, on_bad_row, kernel), num_workers=threads["parse"])
     node = ParallelMapper(node, Shuffle(seed, shuffled), num_workers=threads["shuffle"])
-    node = Batcher(node, batch_size, drop_last=dropped)
-    node = ParallelMapper(node, collate, num_workers=threads["collate"])
+    batcher = Batcher(node, batch_size, drop_last=dropped)
+    node = ParallelMapper(batcher, collate, num_workers=threads["collate"])
     node = Prefetcher(node, prefetch)
 
     def batches() -> int:
         rows = count_rows(refs, chosen)
         return rows // batch_size if dropped else -(-rows // batch_size)
 
-    return CriteoLoader(node, batches if sized and on_bad_row == "error" else None)
+    return CriteoLoader(node, batches if sized and on_bad_row == "error" else None, batcher)

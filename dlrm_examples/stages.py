@@ -1,6 +1,6 @@
 """The stages of the Criteo pipeline: what a torchdata.nodes graph is made of.
 
-Everything before the batcher works on blocks of about a thousand rows, so no stage loops over rows. What is random
+Everything before the batcher works on blocks of thousands of rows, so no stage loops over rows. What is random
 belongs to the item (seed, epoch, block number), never to a worker.
 """
 
@@ -9,16 +9,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 import torch
 from torchdata.nodes import BaseNode
 
-from dlrm_examples.blocks import BlockRef, Split, block_order, read_block, row_order
-from dlrm_examples.criteo import parse_block
-from dlrm_examples.tsv import Block, Rows
+from dlrm_examples.blocks import Split, row_order
+from dlrm_examples.criteo import warm_up
+from dlrm_examples.formats import Reader, Ref, epoch_order, parse
+from dlrm_examples.tsv import Rows
 
 __all__ = ["Batch", "Batcher", "Parse", "Read", "References", "Shuffle", "Task", "collate"]
 
@@ -38,7 +39,7 @@ class Task:
     Args:
         epoch: counts from 0.
         index: number of the block in the files' own order.
-        content: a `BlockRef`, then a `Block`, then `Rows`.
+        content: a reference, then a `Block` or a row group, then `Rows`.
     """
 
     epoch: int
@@ -49,7 +50,7 @@ class Task:
 class References(BaseNode[Task]):  # type: ignore[misc]
     """The blocks of one epoch in an order drawn from (seed, epoch); every reset without a state is the next epoch."""
 
-    def __init__(self, refs: Sequence[BlockRef], *, shuffle: bool, seed: int) -> None:
+    def __init__(self, refs: Sequence[Ref], *, shuffle: bool, seed: int) -> None:
         super().__init__()
         self.refs, self.shuffle, self.seed = refs, shuffle, seed
         self.epoch, self.position = -1, 0
@@ -58,8 +59,7 @@ class References(BaseNode[Task]):  # type: ignore[misc]
         super().reset(initial_state)
         state = initial_state or {"epoch": self.epoch + 1, "position": 0}
         self.epoch, self.position = state["epoch"], state["position"]
-        blocks = len(self.refs)
-        self.order = block_order(blocks, self.seed, self.epoch) if self.shuffle else np.arange(blocks)
+        self.order = epoch_order(self.refs, shuffle=self.shuffle, seed=self.seed, epoch=self.epoch)
 
     def next(self) -> Task:
         if self.position >= len(self.order):
@@ -78,11 +78,12 @@ class Read:
 
     __name__: ClassVar[str] = "read"
     latency_s: float = 0.0
+    reader: Reader = field(default_factory=Reader, compare=False)
 
     def __call__(self, task: Task) -> Task:
         if self.latency_s:
             time.sleep(self.latency_s)
-        return Task(task.epoch, task.index, read_block(task.content))
+        return Task(task.epoch, task.index, self.reader(task.content))
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,15 @@ class Parse:
     table_rows: tuple[int, ...]
     split: Split
     on_bad_row: str = "error"
+    kernel: str | None = None
+
+    def __post_init__(self) -> None:
+        # Here, not in the workers: each of them would wait for the compiler at its first block.
+        warm_up(self.kernel)
 
     def __call__(self, task: Task) -> Task:
-        block: Block = task.content
-        select = (lambda offsets: self.split.select(block.path, offsets)) if self.split.test_fraction else None
-        return Task(
-            task.epoch, task.index, parse_block(block, self.table_rows, on_bad_row=self.on_bad_row, select=select)
-        )
+        rows = parse(task.content, self.table_rows, on_bad_row=self.on_bad_row, split=self.split, kernel=self.kernel)
+        return Task(task.epoch, task.index, rows)
 
 
 @dataclass(frozen=True)
@@ -122,18 +125,23 @@ class Batcher(BaseNode[tuple[Rows, ...]]):  # type: ignore[misc]
 
     The state is the source's state before the oldest block that is not used up, and how many of its rows are: small,
     and exact at every batch.
+
+    Attributes:
+        skipped: malformed rows left out since the beginning of the epoch; exact when it has ended, before that with
+            those of the blocks read ahead.
     """
 
     def __init__(self, source: BaseNode[Rows], batch_size: int, *, drop_last: bool = False) -> None:
         super().__init__()
         self.source, self.batch_size, self.drop_last = source, batch_size, drop_last
-        self._open: deque[tuple[dict[str, Any], Rows]] = deque()
-        self._used = 0
+        self._open: deque[tuple[dict[str, Any], int, Rows]] = deque()
+        self._used = self.skipped = 0
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
         self._open.clear()
         self._used = initial_state["used"] if initial_state else 0
+        self.skipped = initial_state["skipped"] if initial_state else 0
         self.source.reset(initial_state["source"] if initial_state else None)
 
     def next(self) -> tuple[Rows, ...]:
@@ -144,7 +152,7 @@ class Batcher(BaseNode[tuple[Rows, ...]]):  # type: ignore[misc]
             raise StopIteration
         parts = []
         while wanted:
-            rows = self._open[0][1]
+            rows = self._open[0][2]
             part = rows.take(slice(self._used, self._used + wanted))
             parts.append(part)
             wanted -= len(part)
@@ -155,19 +163,21 @@ class Batcher(BaseNode[tuple[Rows, ...]]):  # type: ignore[misc]
         return tuple(parts)
 
     def get_state(self) -> dict[str, Any]:
-        return {"source": self._open[0][0] if self._open else self.source.state_dict(), "used": self._used}
+        source, skipped = self._open[0][:2] if self._open else (self.source.state_dict(), self.skipped)
+        return {"source": source, "used": self._used, "skipped": skipped}
 
     def _available(self) -> int:
-        return sum(len(rows) for _, rows in self._open) - self._used
+        return sum(len(rows) for *_, rows in self._open) - self._used
 
     def _fetch(self) -> bool:
-        before = self.source.state_dict()
+        before, skipped = self.source.state_dict(), self.skipped
         try:
             rows = next(self.source)
         except StopIteration:
             return False
+        self.skipped += rows.skipped
         if len(rows):
-            self._open.append((before, rows))
+            self._open.append((before, skipped, rows))
         return True
 
 

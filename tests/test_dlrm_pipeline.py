@@ -14,7 +14,8 @@ nodes = pytest.importorskip("torchdata.nodes")
 
 from dlrm_examples import stages  # noqa: E402
 from dlrm_examples.blocks import Split, read_block, scan_blocks  # noqa: E402
-from dlrm_examples.criteo import parse_block  # noqa: E402
+from dlrm_examples.convert import convert  # noqa: E402
+from dlrm_examples.criteo import KERNELS, chosen_kernel, parse_block  # noqa: E402
 from dlrm_examples.pipeline import STAGES, build  # noqa: E402
 from dlrm_examples.stages import Batcher, Parse, Read, Shuffle, Task, collate  # noqa: E402
 from dlrm_examples.tsv import BadRow, Rows  # noqa: E402
@@ -246,3 +247,56 @@ def test_all_problems_at_once(files: list[Path]) -> None:
         assert word in message
     with pytest.raises(ConfigError, match="none given"):
         build([], 1)
+
+
+@pytest.mark.parametrize("target", ["gzip", "zstd", "parquet"])
+@pytest.mark.parametrize("workers", [dict.fromkeys(STAGES, 0), {"read": 3, "parse": 2}])
+def test_every_format_whatever_the_workers(
+    files: list[Path], tmp_path: Path, target: str, workers: dict[str, int]
+) -> None:
+    pytest.importorskip({"gzip": "gzip", "zstd": "zstandard", "parquet": "pyarrow"}[target])
+    others = [convert(path, tmp_path, target, group_rows=20) for path in files]
+    options = {"test_fraction": 0.0, "drop_last": False}
+    assert same(epoch(loader(others, shuffle=False, **options)), epoch(loader(files, shuffle=False, **options)))
+    straight = loader(others, workers=workers, **options)
+    whole, following = epoch(straight), epoch(straight)
+    assert len(straight) == len(whole)
+    assert sorted(identities(whole)) == list(range(ROWS))
+    assert identities(whole) != identities(following)
+    for taken in (1, len(whole) - 2):
+        stopped = loader(others, workers=workers, **options)
+        head = epoch(itertools.islice(stopped, taken))
+        resumed = loader(others, workers=workers, **options)
+        resumed.load_state_dict(stopped.state_dict())
+        assert same(head + epoch(resumed), whole)
+        assert same(epoch(resumed), following)
+
+
+@pytest.mark.parametrize("batch_size", [7, 64])
+def test_skipped_rows_are_counted(tmp_path: Path, batch_size: int) -> None:
+    lines = rows_text(90).splitlines(keepends=True)
+    spoilt = {3, 20, 21, 22, 70, 89}
+    for row in spoilt:
+        lines[row] = b"x" + lines[row]
+    (tmp_path / "f.tsv").write_bytes(b"".join(lines))
+    options = {"test_fraction": 0.0, "drop_last": False, "on_bad_row": "skip", "block_bytes": 700}
+    straight = loader([tmp_path / "f.tsv"], batch_size, **options)
+    assert straight.skipped_rows == 0
+    for _ in range(2):  # counted anew in each epoch
+        assert len(identities(epoch(straight))) == 90 - len(spoilt)
+        assert straight.skipped_rows == len(spoilt)
+    stopped = loader([tmp_path / "f.tsv"], batch_size, **options)
+    epoch(itertools.islice(stopped, 1))
+    resumed = loader([tmp_path / "f.tsv"], batch_size, **options)
+    resumed.load_state_dict(stopped.state_dict())
+    epoch(resumed)
+    assert resumed.skipped_rows == len(spoilt), "none twice, none forgotten"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_kernel_can_be_chosen(files: list[Path], kernel: str) -> None:
+    if kernel != "numpy" and chosen_kernel() != kernel:
+        pytest.skip(f"{kernel} is not installed")
+    assert same(epoch(loader(files, kernel=kernel)), epoch(loader(files)))
+    with pytest.raises(ConfigError, match="did you mean 'numba'"):
+        loader(files, kernel="nubma")

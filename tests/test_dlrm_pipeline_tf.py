@@ -10,10 +10,12 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from dlrm_examples import pipeline_tf  # noqa: E402
+from dlrm_examples import stages_tf  # noqa: E402
 from dlrm_examples.blocks import read_block, scan_blocks  # noqa: E402
+from dlrm_examples.convert import convert  # noqa: E402
 from dlrm_examples.criteo import parse_block  # noqa: E402
 from dlrm_examples.pipeline_tf import STAGES, STYLES, build  # noqa: E402
+from dlrm_examples.stages_tf import Skipped  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from tests.dlrm_rows import rows_text  # noqa: E402
 
@@ -130,7 +132,7 @@ def test_length(files: list[Path], style: str, drop_last: bool) -> None:
 @pytest.mark.parametrize("style", STYLES)
 def test_latency_is_paid_once_per_block(files: list[Path], style: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(pipeline_tf, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(stages_tf, "time", SimpleNamespace(sleep=slept.append))
     epoch(dataset(files, style=style, read_latency_ms=250))
     assert slept == [0.25] * len(scan_blocks(files, BLOCK_BYTES))
     epoch(dataset(files, style=style))
@@ -162,3 +164,33 @@ def test_all_problems_at_once(files: list[Path]) -> None:
         assert word in message
     with pytest.raises(ConfigError, match="there is no stage 'collate'"):
         build(files, 1, workers={"collate": 1})
+
+
+@pytest.mark.parametrize("target", ["gzip", "zstd", "parquet"])
+def test_every_format_in_blocks(files: list[Path], tmp_path: Path, target: str) -> None:
+    pytest.importorskip({"gzip": "gzip", "zstd": "zstandard", "parquet": "pyarrow"}[target])
+    others = [convert(path, tmp_path, target, group_rows=20) for path in files]
+    options = {"test_fraction": 0.0, "drop_last": False}
+    assert same(epoch(dataset(others, shuffle=False, **options)), epoch(dataset(files, shuffle=False, **options)))
+    one = dataset(others, sized=True, **options)
+    other = dataset(others, workers=dict.fromkeys(STAGES["blocks"], 3), **options)
+    first = epoch(one)
+    assert same(first, epoch(other))
+    assert sorted(identities(first)) == list(range(ROWS))
+    assert int(one.cardinality()) == len(first)
+    with pytest.raises(ConfigError, match="use style='blocks'"):
+        dataset(others, style="plain")
+
+
+def test_skipped_rows_are_counted(tmp_path: Path) -> None:
+    lines = rows_text(50).splitlines(keepends=True)
+    for row in (3, 20, 49):
+        lines[row] = b"x" + lines[row]
+    (tmp_path / "f.tsv").write_bytes(b"".join(lines))
+    skipped, options = Skipped(), {"test_fraction": 0.0, "drop_last": False, "on_bad_row": "skip"}
+    rows = dataset([tmp_path / "f.tsv"], skipped=skipped, workers=dict.fromkeys(STAGES["blocks"], 2), **options)
+    for passes in (1, 2):
+        assert len(identities(epoch(rows))) == 47
+        assert skipped.rows == 3 * passes
+    with pytest.raises(ConfigError, match="skipped: style='plain' does not count"):
+        dataset([tmp_path / "f.tsv"], style="plain", skipped=skipped)

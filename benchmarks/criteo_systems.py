@@ -1,0 +1,87 @@
+"""The systems of the Criteo benchmark.
+
+Every one is a function (files, batch_size, threads) -> (labels [B], dense [B, 13], categories [B, 26]) batch by batch.
+What is not ours is written as its documentation shows it, then made as fast as it goes without code of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import criteo_rows, criteo_tables
+from benchmarks.criteo_rows import TABLE_ROWS, Arrays
+
+__all__ = ["SYSTEMS", "System"]
+
+
+@dataclass(frozen=True)
+class System:
+    """One way of reading Criteo data.
+
+    Args:
+        name: in the table.
+        format: of the files it reads.
+        run: (files, batch_size, threads) -> batches.
+        threads: settings measured.
+        slow: measured on fewer rows.
+        needs: packages as pip knows them.
+    """
+
+    name: str
+    format: str
+    run: Callable[[Sequence[str], int, int], Iterator[Arrays]]
+    threads: tuple[int, ...] = (1, 2)
+    slow: bool = False
+    needs: tuple[str, ...] = ()
+
+
+def ours(**options: Any) -> Callable[[Sequence[str], int, int], Iterator[Arrays]]:
+    """Return the loader of `dlrm_examples.pipeline` with `threads` parsing threads."""
+
+    def run(files: Sequence[str], batch_size: int, threads: int) -> Iterator[Arrays]:
+        from dlrm_examples.pipeline import build
+
+        # Of Parquet it is reading that takes the time: Arrow decodes there.
+        workers = {
+            "read": threads if files[0].endswith(".parquet") else 0,
+            "parse": threads,
+            "shuffle": 0,
+            "collate": 0,
+        }
+        given = {"table_rows": TABLE_ROWS, "test_fraction": 0.0, "shuffle": False, "drop_last": False, "sized": False}
+        for batch in build(files, batch_size, workers=workers, **{**given, **options}):
+            yield batch["labels"].numpy(), batch["dense"].numpy(), batch["categories"].numpy()
+
+    return run
+
+
+def ours_tf(files: Sequence[str], batch_size: int, threads: int) -> Iterator[Arrays]:
+    """The same parser under tf.data."""
+    return criteo_rows.tf_pipeline(
+        files, batch_size, style="blocks", workers={"read": threads, "parse": threads, "shuffle": 0}
+    )
+
+
+SYSTEMS = (
+    System("InTune loader, numba", "tsv", ours(kernel="numba"), needs=("torchdata", "numba")),
+    System("InTune loader, numba, shuffled", "tsv", ours(kernel="numba", shuffle=True), needs=("torchdata", "numba")),
+    System("InTune loader, numpy", "tsv", ours(kernel="numpy"), needs=("torchdata",)),
+    System("InTune loader, numba", "gzip", ours(kernel="numba"), needs=("torchdata", "numba")),
+    System("InTune loader, numba", "zstd", ours(kernel="numba"), needs=("torchdata", "numba", "zstandard")),
+    System("InTune loader", "parquet", ours(), needs=("torchdata", "pyarrow")),
+    System("InTune tf.data blocks, numba", "tsv", ours_tf, (2,), needs=("tensorflow", "numba")),
+    System("pyarrow csv", "tsv", criteo_tables.arrow_csv, needs=("pyarrow",)),
+    System("pyarrow parquet", "parquet", criteo_tables.arrow_parquet, needs=("pyarrow",)),
+    System("polars csv", "tsv", criteo_tables.polars_csv, (2,), needs=("polars",)),
+    System("polars parquet", "parquet", criteo_tables.polars_parquet, (2,), needs=("polars",)),
+    System("torch DataLoader, blocks (pyarrow)", "tsv", criteo_tables.dataloader_blocks, needs=("torch", "pyarrow")),
+    System("SPDL, blocks (pyarrow)", "tsv", criteo_tables.spdl_blocks, needs=("spdl", "pyarrow")),
+    System("Ray Data csv", "tsv", criteo_tables.ray_csv, (2,), needs=("ray", "pyarrow", "pandas")),
+    System("Ray Data parquet", "parquet", criteo_tables.ray_parquet, (2,), needs=("ray", "pyarrow", "pandas")),
+    System("tf.data, lines in batches", "tsv", criteo_rows.tf_best, (2,), needs=("tensorflow",)),
+    System("tf.data, as usually written", "tsv", criteo_rows.tf_usual, (2,), slow=True, needs=("tensorflow",)),
+    System("torch DataLoader, rows", "tsv", criteo_rows.dataloader_rows, slow=True, needs=("torch",)),
+    System("torchdata.nodes, rows", "tsv", criteo_rows.nodes_rows, (2,), slow=True, needs=("torchdata",)),
+)

@@ -1,0 +1,290 @@
+"""Whatever the format, the same rows: every line once, in any reading order, with its byte offset."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_examples.blocks import Split
+from dlrm_examples.compressed import FrameRef, PieceRef, scan_compressed
+from dlrm_examples.convert import SUFFIXES, convert, main
+from dlrm_examples.formats import Reader, count_rows, epoch_order, packed, parse, scan, unpacked
+from dlrm_examples.tsv import COLUMNS, BadRow, Block, Rows, parse_block_slowly
+from intune_callbacks.errors import ConfigError
+from tests.dlrm_rows import rows_text
+
+MODULI = (1_000_003,) * 26
+ROWS = 700
+ALL = Split("train", 0.0)
+
+
+def need(target: str) -> None:
+    package = {"zstd": "zstandard", "parquet": "pyarrow"}.get(target)
+    if package is not None:
+        pytest.importorskip(package)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rows") / "rows.tsv"
+    path.write_bytes(rows_text(ROWS))
+    return path
+
+
+def joined(parts: list[Rows]) -> list[np.ndarray]:
+    return [np.concatenate([getattr(part, name) for part in parts]) for name in ("labels", "dense", "categories")]
+
+
+def read_all(path: Path, split: Split = ALL, block_bytes: int = 5_000) -> list[np.ndarray]:
+    reader = Reader()
+    contents = [reader(ref) for ref in scan([path], block_bytes)]
+    return joined([parse(content, MODULI, on_bad_row="error", split=split) for content in contents])
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+@pytest.mark.parametrize("block_bytes", [700, 5_000, 1 << 20])
+def test_the_same_rows_to_the_last_bit(source: Path, tmp_path: Path, target: str, block_bytes: int) -> None:
+    need(target)
+    written = convert(source, tmp_path, target, group_rows=90)
+    assert written.name == ("rows.parquet" if target == "parquet" else f"rows.tsv{SUFFIXES[target]}")
+    for got, wanted in zip(read_all(written, block_bytes=block_bytes), read_all(source), strict=True):
+        assert got.dtype == wanted.dtype
+        assert np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+def test_splits_and_counts(source: Path, tmp_path: Path, target: str) -> None:
+    need(target)
+    written = convert(source, tmp_path, target, group_rows=90)
+    splits = [Split(name, 0.2, 4) for name in ("train", "test")]
+    sides = [read_all(written, split)[2][:, 0].tolist() for split in splits]
+    assert sorted(sides[0] + sides[1]) == list(range(ROWS))
+    assert [count_rows(scan([written], 3_000), split) for split in splits] == [len(side) for side in sides]
+    if target != "parquet":
+        assert sides == [read_all(source, split)[2][:, 0].tolist() for split in splits]
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+def test_contents_can_be_sent_as_bytes(source: Path, tmp_path: Path, target: str) -> None:
+    need(target)
+    reader = Reader()
+    for ref in scan([convert(source, tmp_path, target, group_rows=90)], 5_000):
+        content = reader(ref)
+        sent = unpacked(ref, *packed(content))
+        one, other = (parse(each, MODULI, on_bad_row="error", split=ALL) for each in (content, sent))
+        assert all(np.array_equal(a, b) for a, b in zip(joined([one]), joined([other]), strict=True))
+
+
+def whole(refs: list[Any], order: list[int]) -> bytes:
+    """Read the references in the order given and return the text in the file's order, offsets checked."""
+    reader, blocks = Reader(), {}
+    for index in order:
+        blocks[index] = reader(refs[index])
+    text = b""
+    for _, block in sorted(blocks.items()):
+        assert isinstance(block, Block)
+        assert not block.data or block.offset == len(text)
+        text += block.data
+    return text
+
+
+lines = st.lists(st.integers(0, 40), max_size=60).map(lambda sizes: b"".join(b"%d\n" % 10**size for size in sizes))
+
+
+@settings(max_examples=60)
+@given(lines, st.integers(1, 90), st.lists(st.integers(0, 900), max_size=3), st.randoms(use_true_random=False))
+def test_gzip_pieces_are_the_file(tmp_path_factory, text: bytes, block_bytes: int, cuts: list[int], random) -> None:
+    path = tmp_path_factory.mktemp("gzip") / "f.tsv.gz"
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    # Several members and zeros behind them are what gzip allows.
+    members = [gzip.compress(text[a:b], 1, mtime=0) for a, b in itertools.pairwise(bounds)]
+    path.write_bytes(b"".join(members) + bytes(len(cuts)))
+    refs = scan_compressed(str(path), block_bytes)
+    for order in (list(range(len(refs))), random.sample(range(len(refs)), len(refs))):
+        assert whole(refs, order) == text
+
+
+@settings(max_examples=60)
+@given(lines, st.lists(st.integers(0, 900), max_size=6), st.integers(1, 200), st.booleans(), st.randoms())
+def test_zstd_frames_are_the_file(
+    tmp_path_factory, text: bytes, cuts: list[int], block_bytes: int, checksum: bool, random
+) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path_factory.mktemp("zstd") / "f.tsv.zst"
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    compressor = zstandard.ZstdCompressor(write_checksum=checksum)
+    frames = [compressor.compress(text[a:b]) for a, b in itertools.pairwise(bounds)]
+    skippable = (0x184D2A53).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"abc"
+    path.write_bytes(skippable.join(frames))
+    refs = scan_compressed(str(path), block_bytes)
+    assert all(isinstance(ref, FrameRef if len(frames) > 1 else PieceRef) for ref in refs)
+    assert whole(refs, random.sample(range(len(refs)), len(refs))) == text
+
+
+@pytest.mark.parametrize("known_size", [True, False])
+def test_one_zstd_frame_is_read_in_pieces(source: Path, tmp_path: Path, known_size: bool) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path, text = tmp_path / "f.tsv.zst", source.read_bytes()
+    stream = zstandard.ZstdCompressor().compressobj(size=len(text) if known_size else -1)
+    path.write_bytes(stream.compress(text) + stream.flush() + (b"" if known_size else zstandard.compress(b"")))
+    refs = scan_compressed(str(path), 9_000)
+    assert len(refs) > 3
+    assert {type(ref) for ref in refs} == {PieceRef}
+    assert whole(refs, list(range(len(refs)))) == text
+
+
+@pytest.mark.parametrize("target", ["gzip", "zstd"])
+@pytest.mark.parametrize("damage", ["cut", "noise"])
+def test_damaged_files_are_named(source: Path, tmp_path: Path, target: str, damage: str) -> None:
+    need(target)
+    written = convert(source, tmp_path, target)
+    data = written.read_bytes()
+    written.write_bytes(data[:-9] if damage == "cut" else data[:50] + bytes(50) + data[100:])
+    reader = Reader()
+    refs = scan([written], 4_000)
+    for _ in range(2):  # asking again does not help
+        with pytest.raises(OSError, match=rf"rows\.tsv.*: not a whole {target} file"):
+            [reader(ref) for ref in refs]
+
+
+def test_a_stream_is_decompressed_once(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when several workers ask for its pieces a little out of order."""
+    started: list[int] = []
+    real = zlib.decompressobj
+    monkeypatch.setattr("dlrm_examples.compressed.zlib.decompressobj", lambda bits: started.append(bits) or real(bits))
+    refs = scan_compressed(str(convert(source, tmp_path, "gzip")), 2_000)
+    count = len(refs) // 4 * 4
+    order = [start + step for start in range(0, count, 4) for step in (0, 2, 1, 3)]
+    whole(refs, [*order, *range(count, len(refs))])
+    assert len(started) == 1
+
+
+def test_streams_are_shuffled_among_each_other_but_not_in_themselves(source: Path, tmp_path: Path) -> None:
+    files = [convert(source, tmp_path / name, "gzip") for name in "ab"]
+    refs = scan([*files, source], 2_000)
+    orders = [epoch_order(refs, shuffle=True, seed=3, epoch=epoch).tolist() for epoch in (0, 1)]
+    assert orders[0] != orders[1]
+    for order in orders:
+        assert sorted(order) == list(range(len(refs)))
+        for path in map(str, files):
+            pieces = [index for index in order if refs[index].path == path]
+            assert pieces == sorted(pieces)
+        plain = [index for index in order if refs[index].path == str(source)]
+        assert plain != sorted(plain)
+        assert len({refs[index].path for index in order[:10]}) == 3
+
+
+def parquet(path: Path, columns: dict[str, Any], group_rows: int = 4) -> Path:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), path, row_group_size=group_rows)
+    return path
+
+
+def columns(rows: int = 10) -> dict[str, Any]:
+    """Return valid columns of `rows` rows, as Python lists."""
+    found: dict[str, Any] = {"label": [row % 2 for row in range(rows)]}
+    for number, name in enumerate(COLUMNS[1:]):
+        found[name] = [row * number for row in range(rows)] if number < 13 else [f"{row:08x}" for row in range(rows)]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["named", "by position", "pandas", "numbers", "dictionary", "large text"])
+def test_kinds_of_parquet_columns(tmp_path: Path, kind: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    given = columns()
+    given["I3"][2], given["C7"][3], given["C9"][4] = None, None, ""
+    text = b"".join(
+        "\t".join("" if (value := given[name][row]) is None else str(value) for name in COLUMNS).encode() + b"\n"
+        for row in range(10)
+    )
+    wanted = parse_block_slowly(Block("f", 0, text), MODULI)
+    if kind == "by position":
+        given = {f"column {number}": given[name] for number, name in enumerate(COLUMNS)}
+    elif kind == "pandas":
+        given["I3"] = [float("nan") if value is None else float(value) for value in given["I3"]]
+        given["label"] = [bool(value) for value in given["label"]]
+    elif kind == "numbers":
+        given |= {name: [int(value or "0", 16) for value in given[name]] for name in COLUMNS[14:]}
+    elif kind in ("dictionary", "large text"):
+        to = pa.dictionary(pa.int32(), pa.string()) if kind == "dictionary" else pa.large_string()
+        given |= {name: pa.array(given[name]).cast(to) for name in COLUMNS[14:]}
+    if kind == "named":
+        given = {"something else": [1] * 10, **dict(reversed(given.items()))}
+    got = read_all(parquet(tmp_path / "f.parquet", given))
+    for one, other in zip(got, joined([wanted]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "kind"),
+    [
+        ("label", 2, "int64"), ("label", None, "int64"), ("I5", 0.5, "float64"), ("I5", 10**16, "int64"),
+        ("C1", "1234567", "string"), ("C26", "0000000g", "string"), ("C3", -1, "int64"), ("C3", 2**32, "uint64"),
+    ],
+)  # fmt: skip
+def test_bad_rows_of_parquet_are_named_and_counted(tmp_path: Path, column: str, value: Any, kind: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    given = columns()
+    if column.startswith("C") and kind != "string":
+        given[column] = list(range(10))
+    given[column][6] = value
+    given[column] = pa.array(given[column], kind)
+    path = parquet(tmp_path / "f.parquet", given)
+    with pytest.raises(BadRow, match=rf"f\.parquet: row group 1, row 2 of it, {column}: found .*, expected") as caught:
+        read_all(path)
+    assert (caught.value.offset, caught.value.column) == (6, column)
+    reader = Reader()
+    parts = [parse(reader(ref), MODULI, on_bad_row="skip", split=ALL) for ref in scan([path], 1)]
+    assert [part.skipped for part in parts] == [0, 1, 0]
+    assert [len(part) for part in parts] == [4, 3, 2]
+
+
+def test_bad_rows_of_the_other_split_are_nobodys_concern(tmp_path: Path) -> None:
+    given = columns()
+    given["C2"][6] = "bad"
+    path = parquet(tmp_path / "f.parquet", given, group_rows=10)
+    for seed in range(20):
+        sides = [Split(name, 0.5, seed) for name in ("train", "test")]
+        mine = int(sides[1].select(str(path), np.array([6]))[0])
+        with pytest.raises(BadRow):
+            read_all(path, sides[mine])
+        read_all(path, sides[1 - mine])
+
+
+@pytest.mark.parametrize("problem", ["not parquet", "too few columns", "wrong type"])
+def test_wrong_parquet_files_are_refused_before_reading(tmp_path: Path, problem: str) -> None:
+    pytest.importorskip("pyarrow")
+    path, given = tmp_path / "f.parquet", columns()
+    if problem == "not parquet":
+        path.write_bytes(b"label\tI1\n" * 9)
+    elif problem == "too few columns":
+        del given["C4"]
+        parquet(path, given)
+    else:
+        parquet(path, {**given, "C4": [1.5] * 10, "I2": ["x"] * 10})
+    with pytest.raises(ConfigError) as caught:
+        scan([path], 1)
+    words = {"not parquet": "no Parquet file", "too few columns": "C4", "wrong type": "column C4 (C4): holds double"}
+    assert words[problem] in str(caught.value)
+    assert len(caught.value.problems) == (2 if problem == "wrong type" else 1)
+
+
+def test_convert_from_the_command_line(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), str(source), "--format", "gzip"]) == 0
+    written = tmp_path / "rows.tsv.gz"
+    assert capsys.readouterr().out.strip() == str(written)
+    assert gzip.decompress(written.read_bytes()) == source.read_bytes()
+    assert main([str(tmp_path), "nowhere.tsv", "--format", "gzip"]) == 2
+    assert "nowhere.tsv" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="expected one of gzip, zstd, parquet"):
+        convert(source, tmp_path, "csv")
