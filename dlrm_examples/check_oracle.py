@@ -1,6 +1,6 @@
 """A DLRM against numbers written by Meta's own: outputs, loss, gradients, and the weights after one SGD step.
 
-    python -m dlrm_examples.check_oracle FILE.npz [--model torch|keras]
+    python -m dlrm_examples.check_oracle FILE.npz [--model torch|keras|hybrid] [--ranks N]
 
 The file holds one batch, the weights and everything expected (its `cfg` names the sizes). The relative error of a
 quantity is max|ours - expected| / max(max|expected|, 1e-8): scaled by the largest entry, because entries that cancel
@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from intune_callbacks.errors import ConfigError
 
-__all__ = ["MODELS", "TOLERANCE", "Oracle", "compare", "load", "main", "run_keras", "run_torch"]
+__all__ = ["MODELS", "TOLERANCE", "Oracle", "compare", "load", "main", "run"]
 
+MODELS = ("hybrid", "keras", "torch")
 TOLERANCE = 1e-5
 SMALLEST_SCALE = 1e-8
 Array = npt.NDArray[Any]
@@ -163,76 +164,29 @@ def _bag_problems(ids: Array, starts: Array, table_rows: Sequence[int]) -> Itera
         yield f"off: expected each row to begin with 0 and to grow up to {ids.shape[1]}"
 
 
-def run_torch(oracle: Oracle) -> dict[str, Array]:
-    """Push the batch through `model_torch.DLRM`; return everything named by `Oracle.expected`."""
-    import torch
+def run(oracle: Oracle, model: str, ranks: int = 2) -> dict[str, Array]:
+    """Push the batch through one of our models; return everything named by `Oracle.expected`.
 
-    from dlrm_examples.model_torch import DLRM, DLRMConfig
+    Args:
+        oracle: the batch and the weights.
+        model: one of `MODELS`; ``keras`` runs on the backend ``KERAS_BACKEND`` names.
+        ranks: over which ``hybrid`` divides its tables.
 
-    model = DLRM(
-        DLRMConfig(
-            table_rows=oracle.table_rows,
-            embedding_dim=oracle.embedding_dim,
-            dense_features=oracle.dense_features,
-            bottom=oracle.bottom,
-            top=oracle.top,
-            interact_itself=oracle.interact_itself,
-        )
-    )
-    layers = {
-        f"{part}.{index}": layer
-        for part, mlp in (("bot", model.bottom), ("top", model.top))
-        for index, layer in enumerate(module for module in mlp if isinstance(module, torch.nn.Linear))
-    }
-    parameters = {f"{name}.w": layer.weight for name, layer in layers.items()}
-    parameters |= {f"{name}.b": layer.bias for name, layer in layers.items()}
-    tables = {f"emb.{table}": table for table in range(len(oracle.table_rows))}
-    given = {name: torch.from_numpy(np.array(oracle.arrays[name])) for name in oracle.arrays if name != "cfg"}
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(given[name])
-        for name, table in tables.items():
-            model.table(table).copy_(given[name])
-    dense, ids, starts = given["dense"], given["idx"].long(), given["off"].long()
-    # One id per bag goes the way that training goes.
-    single = ids.shape == starts.shape and bool((starts == torch.arange(ids.shape[1])).all())
-    lookup = (ids.T, None) if single else (ids, starts)
-    bottom, embedded = model.bottom(dense), model.embed(*lookup)
-    logits = model(dense, *lookup)
-    # Meta's loss is taken from the rounded probability; from the log-odds it would be closer to the truth than to them.
-    probability = logits.sigmoid().unsqueeze(1)
-    loss = torch.nn.functional.binary_cross_entropy(probability, given["labels"])
-    torch.autograd.backward(loss)
-    got = {
-        "out.bot": bottom,
-        "out.emb": embedded.transpose(0, 1),
-        "out.interact": model.interact(bottom, embedded),
-        "out.prob": probability,
-        "out.loss": loss,
-    }
-    got |= {f"grad.{name}": model.table_gradient(table) for name, table in tables.items()}
-    got |= {f"grad.{name}": _required(parameter.grad) for name, parameter in parameters.items()}
-    torch.optim.SGD(model.parameters(), oracle.learning_rate).step()
-    got |= {f"sgd.{name}": model.table(table) for name, table in tables.items()}
-    got |= {f"sgd.{name}": parameter for name, parameter in parameters.items()}
-    return {name: value.detach().numpy() for name, value in got.items()}
+    Raises:
+        ImportError: the model's framework is not installed.
+    """
+    # Imported here: whoever checks one model need not have the frameworks of the others.
+    if model == "hybrid":
+        from dlrm_examples import oracle_hybrid
 
+        return oracle_hybrid.run(oracle, ranks)
+    if model == "keras":
+        from dlrm_examples import oracle_keras
 
-def _required(gradient: Any) -> Any:
-    if gradient is None:
-        raise RuntimeError("a parameter got no gradient")
-    return gradient
+        return oracle_keras.run(oracle)
+    from dlrm_examples import oracle_torch
 
-
-def run_keras(oracle: Oracle) -> dict[str, Array]:
-    """Push the batch through `model_keras.DLRM`, on the backend ``KERAS_BACKEND`` names."""
-    from dlrm_examples import oracle_keras
-
-    return oracle_keras.run(oracle)
-
-
-MODELS: dict[str, Callable[[Oracle], dict[str, Array]]] = {"keras": run_keras, "torch": run_torch}
-"""Name on the command line -> function that computes everything named by `Oracle.expected`."""
+    return oracle_torch.run(oracle)
 
 
 def compare(oracle: Oracle, got: Mapping[str, Array]) -> dict[str, float]:
@@ -253,11 +207,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     description = __doc__.partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m dlrm_examples.check_oracle", description=description)
     parser.add_argument("file", metavar="FILE.npz")
-    parser.add_argument("--model", choices=sorted(MODELS), default="torch")
+    parser.add_argument("--model", choices=MODELS, default="torch")
+    parser.add_argument("--ranks", metavar="N", type=int, default=2, help="of the hybrid model (default 2)")
     given = parser.parse_args(arguments)
     try:
         oracle = load(given.file)
-        errors = compare(oracle, MODELS[given.model](oracle))
+        errors = compare(oracle, run(oracle, given.model, given.ranks))
     except (ConfigError, ImportError) as error:
         print(f"check_oracle: {error}", file=sys.stderr)
         return 2

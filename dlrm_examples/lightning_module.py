@@ -6,13 +6,14 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlrm_examples.auc import auc
+from dlrm_examples.metrics import evaluate
 from dlrm_examples.model_torch import DLRM, DLRMConfig
+from dlrm_examples.optimizers import optimizer_for
+from dlrm_examples.schedule import Schedule
 from dlrm_examples.stages import Batch
 from intune_callbacks.errors import MissingPackage
 
@@ -47,7 +48,7 @@ else:
 
 
 class DLRMModule(LightningModule):
-    """Train a DLRM with plain SGD on the binary cross-entropy; test it by loss, accuracy and exact AUC.
+    """Train a DLRM on the binary cross-entropy; test it by loss, accuracy and exact AUC.
 
     Logs:
 
@@ -56,18 +57,32 @@ class DLRMModule(LightningModule):
     test_loss       mean over all test rows
     test_accuracy   share of test rows on the right side of one half
     test_auc        area under the ROC curve over all test rows, exact
+    test_rows       how many they are
     ==============  =====================================================
 
     Args:
         config: the sizes.
         learning_rate: 0.1 for batches of 128 in Meta's Kaggle setting (bench/dlrm_s_criteo_kaggle.sh).
         seed: decides the initial weights.
+        optimizer: ``sgd``, ``adagrad`` or ``rowwise-adagrad``; see `optimizers`.
+        eps: of both kinds of Adagrad.
+        schedule: of the learning rate; constant by default.
     """
 
-    def __init__(self, config: DLRMConfig, learning_rate: float = 0.1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: DLRMConfig,
+        learning_rate: float = 0.1,
+        seed: int = 0,
+        *,
+        optimizer: str = "sgd",
+        eps: float = 1e-8,
+        schedule: Schedule | None = None,
+    ) -> None:
         super().__init__()
         self.model = DLRM(config, torch.Generator().manual_seed(seed))
-        self.learning_rate = learning_rate
+        self.learning_rate, self.optimizer, self.eps = learning_rate, optimizer, eps
+        self.schedule = schedule or Schedule()
         self._test: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, dense: Tensor, categories: Tensor) -> Tensor:
@@ -92,11 +107,15 @@ class DLRMModule(LightningModule):
             gathered: list[Any] = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(gathered, (logits, labels))
             logits, labels = (torch.cat(parts) for parts in zip(*gathered, strict=True))
-        loss = functional.binary_cross_entropy_with_logits(logits, labels)
-        accuracy = ((logits > 0) == (labels > 0.5)).float().mean()
-        self.log_dict({"test_loss": loss, "test_accuracy": accuracy})
-        truth = labels.numpy().astype(np.int64)
-        self.log("test_auc", auc(truth, logits.double().numpy()) if 0 < truth.sum() < len(truth) else float("nan"))
+        found = evaluate(labels.numpy(), logits.double().numpy())
+        self.log_dict({f"test_{name}": value for name, value in found.items()})
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), self.learning_rate)
+    def configure_optimizers(self) -> Any:
+        tables = self.model.embeddings.weight
+        rest = [weights for weights in self.model.parameters() if weights is not tables]
+        optimizer = optimizer_for(self.optimizer, [tables], rest, self.learning_rate, self.eps)
+        if self.schedule.is_constant or not self.learning_rate:
+            return optimizer
+        full, rate = self.learning_rate, self.schedule.rate
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, full) / full)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -1,7 +1,8 @@
 """Meta's DLRM in torch.
 
 Naumov et al.: Deep Learning Recommendation Model for Personalization and Recommendation Systems, arXiv 1906.00091;
-layer by layer as in facebookresearch/dlrm, dlrm_s_pytorch.py (commit 090956ee).
+layer by layer as in facebookresearch/dlrm, dlrm_s_pytorch.py (commit 090956ee). With cross layers in place of the dot
+products it is MLPerf's DLRM-DCNv2 (torchrec/models/dlrm.py, DLRM_DCN).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dlrm_examples.layers_torch import BagsOfIds, LowRankCross
 from dlrm_examples.sizes import DLRMConfig
 
 __all__ = ["DLRM", "DLRMConfig"]
 
 
 class DLRM(nn.Module):
-    """Embedding tables, a bottom MLP, dot interaction, a top MLP; the output is the log-odds of a click.
+    """Embedding tables, a bottom MLP, the interaction, a top MLP; the output is the log-odds of a click.
 
     All tables lie one after the other in one `nn.Embedding`, so one lookup serves the whole batch; `table` gives a
     view of one of them.
@@ -47,6 +49,10 @@ class DLRM(nn.Module):
         row, column = torch.tril_indices(features, features, 0 if config.interact_itself else -1)
         self.register_buffer("row_offsets", torch.tensor(first_rows[:-1]), persistent=False)
         self.register_buffer("pairs", row * features + column, persistent=False)
+        if config.interaction == "dcn":
+            self.cross = LowRankCross(config.interaction_width, config.dcn_layers, config.dcn_low_rank)
+        if config.bag_sizes is not None:
+            self.bags = BagsOfIds(config.bag_sizes, config.table_rows)
         self.reset_parameters(generator)
 
     @torch.no_grad()
@@ -54,13 +60,15 @@ class DLRM(nn.Module):
         """Draw all weights as Meta does (create_mlp and create_emb of dlrm_s_pytorch.py).
 
         Linear layers with m outputs and n inputs: weights N(0, 2 / (m + n)), biases N(0, 1 / m) (variances); tables
-        of n rows: uniform in +-sqrt(1 / n).
+        of n rows: uniform in +-sqrt(1 / n). Cross layers: as TorchRec does.
         """
         for layer in (*self.bottom, *self.top):
             if isinstance(layer, nn.Linear):
                 outputs, inputs = layer.weight.shape
                 layer.weight.normal_(0.0, (2.0 / (outputs + inputs)) ** 0.5, generator=generator)
                 layer.bias.normal_(0.0, (1.0 / outputs) ** 0.5, generator=generator)
+        if self.config.interaction == "dcn":
+            self.cross.reset_parameters(generator)
         for index, rows in enumerate(self.config.table_rows):
             bound = (1.0 / rows) ** 0.5
             self.table(index).uniform_(-bound, bound, generator=generator)
@@ -105,14 +113,40 @@ class DLRM(nn.Module):
         )
         return sums.view(tables, -1, self.config.embedding_dim).transpose(0, 1)
 
+    def embed_bags(self, ids: Tensor) -> Tensor:
+        """Look up all tables and sum each bag.
+
+        Args:
+            ids: what `BagsOfIds` gives, [B, sum of bag_sizes].
+
+        Returns:
+            [B, T, embedding_dim].
+        """
+        samples, width = ids.shape
+        starts = torch.arange(samples, device=ids.device).unsqueeze(1) * width + self.bags.starts[:-1]
+        sums = functional.embedding_bag(
+            (ids + self.row_offsets.index_select(0, self.bags.columns)).flatten(),
+            self.embeddings.weight,
+            starts.flatten(),
+            mode="sum",
+            sparse=self.config.sparse_gradients,
+        )
+        return sums.view(samples, -1, self.config.embedding_dim)
+
     def interact(self, dense: Tensor, embedded: Tensor) -> Tensor:
-        """Return `dense` followed by the dot product of each pair of features, strict lower triangle row by row.
+        """Return the top MLP's input.
+
+        ``dot``: `dense` followed by the dot product of each pair of features, strict lower triangle row by row;
+        ``dcn``: all features side by side, through the cross layers.
 
         Args:
             dense: output of the bottom MLP, [B, embedding_dim]: feature 0.
             embedded: one vector per table, [B, T, embedding_dim]: features 1 to T.
         """
         features = torch.cat((dense.unsqueeze(1), embedded), dim=1)
+        if self.config.interaction == "dcn":
+            crossed: Tensor = self.cross(features.flatten(1))
+            return crossed
         products = torch.bmm(features, features.transpose(1, 2)).flatten(1)
         return torch.cat((dense, products.index_select(1, self.pairs)), dim=1)
 
@@ -121,11 +155,14 @@ class DLRM(nn.Module):
 
         Args:
             dense: [B, dense_features] float32.
-            categories: see `embed`.
+            categories: see `embed`; without `bag_starts` each id becomes a bag if the configuration has `bag_sizes`.
             bag_starts: see `embed`.
         """
-        bottom = self.bottom(dense)
-        logits: Tensor = self.top(self.interact(bottom, self.embed(categories, bag_starts)))
+        if bag_starts is None and self.config.bag_sizes is not None:
+            embedded = self.embed_bags(self.bags(categories))
+        else:
+            embedded = self.embed(categories, bag_starts)
+        logits: Tensor = self.top(self.interact(self.bottom(dense), embedded))
         return logits.squeeze(1)
 
 

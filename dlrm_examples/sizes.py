@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dlrm_examples.tsv import DENSE, KAGGLE_TABLE_ROWS
+from intune_callbacks.config import choice_problem
 from intune_callbacks.errors import ConfigError
 
-__all__ = ["DLRMConfig"]
+__all__ = ["INTERACTIONS", "DLRMConfig"]
+
+INTERACTIONS = ("dot", "dcn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,10 @@ class DLRMConfig:
         top: layer widths of the top MLP after the interaction; the last is 1.
         interact_itself: whether a feature's dot product with itself is part of the interaction.
         sparse_gradients: give the tables sparse gradients (needs an optimiser that takes them: SGD, Adagrad).
+        interaction: ``dot``, or ``dcn``: the low-rank cross layers of DLRM-DCNv2.
+        dcn_layers: cross layers of ``dcn``.
+        dcn_low_rank: rank of each cross layer.
+        bag_sizes: ids each id becomes, one number per table; see `multihot`. None leaves one id per table.
 
     Raises:
         ConfigError: with all problems at once.
@@ -35,6 +42,10 @@ class DLRMConfig:
     top: tuple[int, ...] = (512, 256, 1)
     interact_itself: bool = False
     sparse_gradients: bool = True
+    interaction: str = "dot"
+    dcn_layers: int = 3
+    dcn_low_rank: int = 512
+    bag_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -42,7 +53,8 @@ class DLRMConfig:
             raise ConfigError(problems)
 
     def _problems(self) -> Iterable[str]:
-        for name in ("embedding_dim", "dense_features"):
+        yield from choice_problem("interaction", self.interaction, INTERACTIONS)
+        for name in ("embedding_dim", "dense_features", "dcn_layers", "dcn_low_rank"):
             if not _is_size(getattr(self, name)):
                 yield f"{name}={getattr(self, name)!r}: expected a whole number from 1"
         for name in ("table_rows", "bottom", "top"):
@@ -53,11 +65,19 @@ class DLRMConfig:
                 yield f"bottom={sizes!r}: the last width must be embedding_dim={self.embedding_dim}"
             elif name == "top" and sizes[-1] != 1:
                 yield f"top={sizes!r}: the last width must be 1"
+        bags, tables = self.bag_sizes, self.table_rows
+        if bags is not None and not (isinstance(bags, tuple) and len(bags) == len(tables) and all(map(_is_size, bags))):
+            yield f"bag_sizes={bags!r}: expected a tuple of {len(tables)} whole numbers from 1, one per table, or None"
 
     @property
     def interaction_width(self) -> int:
-        """Width of the top MLP's input: the dense vector and one number per pair of features."""
+        """Width of the top MLP's input.
+
+        ``dot``: the dense vector and one number per pair of features; ``dcn``: all features side by side.
+        """
         features = 1 + len(self.table_rows)
+        if self.interaction == "dcn":
+            return features * self.embedding_dim
         pairs = features * (features - 1) // 2 + (features if self.interact_itself else 0)
         return self.embedding_dim + pairs
 

@@ -64,12 +64,32 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="run a recipe twice, untuned and tuned, and compare")
     demo.add_argument("words", metavar="NAME|key=value", nargs="*", help=f"as for `run`; NAME is {DEMO} by default")
     demo.set_defaults(command=_demo)
+    _add_plan(commands)
     _add_pretrain(commands)
 
     build_tf = commands.add_parser("build-tf", help="compile the tf.data operations now instead of at the first use")
     build_tf.add_argument("--force", action="store_true", help="compile even if that has been done")
     build_tf.set_defaults(command=_build_tf)
     return parser
+
+
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser("plan", help="say which GPU would hold which embedding table; needs no GPU")
+    plan.add_argument(
+        "--tables", metavar="NAME|FILE", required=True, help="criteo-1tb-40m, ..., or a file of row counts"
+    )
+    plan.add_argument("--gpus", metavar="N", type=int, required=True, help="number of GPUs")
+    plan.add_argument("--hbm", metavar="SIZE", required=True, help="memory of each, such as 40GiB")
+    plan.add_argument("--host", metavar="SIZE", help="host memory that may hold tables (default none)")
+    plan.add_argument("--dim", metavar="D", type=int, help="width of the embeddings (default 128)")
+    plan.add_argument("--dtype", metavar="TYPE", help="of the tables: fp32 (default) or fp16")
+    plan.add_argument("--optimizer", metavar="NAME", help="rowwise-adagrad (default), adagrad or sgd")
+    plan.add_argument("--batch", metavar="B", type=int, help="samples per step over all GPUs (default 65536)")
+    plan.add_argument("--bags", metavar="N,N,...", help="ids per sample and table, or mlperf (default 1)")
+    plan.add_argument("--max-rows", metavar="N", type=int, help="cap of every table's rows")
+    plan.add_argument("--reserve", metavar="FRAC", type=float, help="share of memory left free (default 0.15)")
+    plan.add_argument("--json", metavar="FILE", type=Path, help="write the plan there as well")
+    plan.set_defaults(command=_plan)
 
 
 def _add_pretrain(commands: Any) -> None:
@@ -115,8 +135,9 @@ def _run(options: argparse.Namespace) -> int:
         print(config.dump(resolved.config), end="")
         return 0
     from recipes import runner
+    from recipes.outcome import result_table
 
-    runner.run(resolved)
+    print(f"\n{result_table(runner.run(resolved))}")
     return 0
 
 
@@ -127,6 +148,13 @@ def _demo(options: argparse.Namespace) -> int:
     name, overrides = (options.words[0], options.words[1:]) if named else (DEMO, options.words)
     demo.run(config.load(recipes.source(name), [*demo.DEFAULTS, *overrides]))
     return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from dlrm_examples import plan_text
+
+    given = {key: value for key, value in vars(options).items() if value is not None and key not in ("command", "json")}
+    return plan_text.run(*plan_text.ask(**given), options.json)
 
 
 def _pretrain(options: argparse.Namespace) -> int:

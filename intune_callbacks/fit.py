@@ -11,6 +11,7 @@ from typing import Any
 
 from intune_callbacks.config import TunerConfig, resolve_mode
 from intune_callbacks.errors import ConfigError
+from intune_callbacks.ranks import exchange
 from intune_callbacks.report import build_report, write_report
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Observation, Stage
@@ -81,6 +82,7 @@ class TunedFit:
     """
 
     def __init__(self, settings: Settings, rank: int = 0, world: int = 1) -> None:
+        self.rank, self.world = rank, world
         self.config, self.mode_source, self.show_card = settings.config, settings.mode_source, settings.show_card
         folder = settings.run_dir
         self.run_dir = folder / f"rank{rank}" if folder is not None and world > 1 else folder
@@ -103,11 +105,12 @@ class TunedFit:
         """Return the tuner's state for a checkpoint; empty before the first batch."""
         return {} if self.tuner is None else self.tuner.state_dict()
 
-    def finish(self, note: str | None, **more: Any) -> dict[str, Any]:
+    def finish(self, note: str | None, together: bool = False, **more: Any) -> dict[str, Any]:
         """Write the last decision and the report, and return the report; empty when training never began.
 
         Args:
             note: why nothing can be tuned and what would change that, if so.
+            together: whether all ranks come to this end, so that they can be compared.
             more: further entries of the report, in plain JSON types.
         """
         if self.tuner is None:
@@ -116,6 +119,9 @@ class TunedFit:
         summary = self.tuner.summary()
         summary["frozen"] = self.frozen or summary["frozen"]
         report = build_report(summary, mode_source=self.mode_source, note=note or None) | more
+        ranks = exchange(report, self.rank, self.world) if together else None
+        if ranks is not None:
+            report["ranks"] = ranks
         if self.run_dir is not None:
             write_report(self.run_dir, report)
         return report

@@ -44,8 +44,8 @@ class Fit(TunedFit):
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.rank, world, local_ranks = _ranks()
-        super().__init__(settings, self.rank, world)
+        rank, world, local_ranks = _ranks()
+        super().__init__(settings, rank, world)
         config = settings.config
         self.data: TrainData | None = None
         self.pipeline: Pipeline = Combined({})
@@ -169,6 +169,7 @@ class Fit(TunedFit):
             totals = self._timer.read()  # the tuner has not heard of the last steps
             self.report = self.finish(
                 self._note(),
+                together=show_card,
                 steps=totals.steps,
                 samples=self._timer.samples,
                 wall_s=totals.wall_s,

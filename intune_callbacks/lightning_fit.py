@@ -102,7 +102,7 @@ class Fit(TunedFit):
         """Undo every hook, stop every pool, and return the report.
 
         Args:
-            show_card: False keeps the end card from being printed, whatever the user asked for.
+            show_card: False, after an error, keeps the end card from being printed, whatever the user asked for.
         """
         report: dict[str, Any] = {}
         for end in (self.hooks.detach, self.loaders.detach, self.loaders.close):
@@ -111,7 +111,8 @@ class Fit(TunedFit):
             except Exception as error:
                 self.give_up("the end of the fit", error)
         try:
-            report = self.finish("; ".join([self._no_wait] if self._no_wait is not None else self.why))
+            note = "; ".join([self._no_wait] if self._no_wait is not None else self.why)
+            report = self.finish(note, together=show_card)
             if report and show_card and self.show_card and self.trainer.is_global_zero:
                 print(end_card(report))
         except Exception as error:

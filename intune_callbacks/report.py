@@ -103,6 +103,8 @@ def end_card(report: Mapping[str, Any]) -> str:
         lines.append(f"after   {_line(after, report['stages'], 'current')}{left}")
     else:
         lines.append(f"now     {_line(after, report['stages'], 'current')}")
+    if report.get("ranks"):
+        lines.append(f"ranks   {report['ranks']['line']}")
     if report["frozen"]:
         lines.append(f"frozen  {report['frozen']}")
     lines.append(f"next    {report['next']}")

@@ -1,4 +1,4 @@
-"""The typed configuration of a recipe; all its problems are reported together."""
+"""Reads the configuration of a recipe; all its problems are reported together."""
 
 from __future__ import annotations
 
@@ -6,124 +6,15 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intune_callbacks.config import TunerConfig, choice_problem, nearest, number_problem, resolve_mode
+from intune_callbacks.config import nearest, number_problem, resolve_mode
 from intune_callbacks.errors import ConfigError, MissingPackage
+from recipes.sections import Config, Model, Pipeline, Trainer
 
 __all__ = ["Config", "Model", "Pipeline", "Resolved", "Trainer", "dump", "load"]
-
-
-FRAMEWORKS = ("lightning", "keras")
-STYLES = ("blocks", "plain")
-
-
-def limited(default: Any, low: float, high: float) -> Any:
-    """Return a dataclass field that accepts the numbers low..high."""
-    return field(default=default, metadata={"low": low, "high": high})
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """How the rows are read; the numbers of workers and the prefetch depth are where the tuner starts.
-
-    Args:
-        block_bytes: bytes of text that are read, parsed and shuffled as one item; about 240 bytes make a row.
-        read_workers: blocks read at once.
-        parse_workers: blocks parsed at once.
-        shuffle_workers: blocks shuffled at once.
-        collate_workers: batches collated at once; there is no such stage in tf.data's ``blocks``.
-        prefetch: batches kept ready.
-        style: of a tf.data pipeline: ``blocks``, or ``plain``, which reads line by line as most people write it.
-    """
-
-    block_bytes: int = limited(1 << 18, 1 << 10, 1 << 31)
-    read_workers: int = limited(1, 1, 256)
-    parse_workers: int = limited(1, 1, 256)
-    shuffle_workers: int = limited(1, 1, 256)
-    collate_workers: int = limited(1, 1, 256)
-    prefetch: int = limited(2, 1, 4096)
-    style: str = "blocks"
-
-    def __post_init__(self) -> None:
-        _check("style", self.style, STYLES)
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The DLRM; the defaults are Meta's Kaggle setting (bench/dlrm_s_criteo_kaggle.sh, facebookresearch/dlrm).
-
-    Args:
-        embedding_dim: width of every embedding and of the bottom MLP's output.
-        bottom_mlp: hidden widths between the 13 dense features and `embedding_dim`.
-        top_mlp: hidden widths between the interaction and the click logit.
-        max_table_rows: most rows of one embedding table; category ids are taken modulo the table's rows.
-    """
-
-    embedding_dim: int = limited(16, 1, 4096)
-    bottom_mlp: tuple[int, ...] = (512, 256, 64)
-    top_mlp: tuple[int, ...] = (512, 256)
-    max_table_rows: int = limited(100_000, 2, 2**31 - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    """What the Lightning Trainer, or Keras's `fit`, gets.
-
-    Args:
-        max_epochs: passes over the training rows.
-        max_steps: stop after this many steps; -1 for no limit.
-        learning_rate: of plain SGD, as in Meta's trainer.
-        accelerator: Lightning's name of the device; Keras takes the GPU if there is one.
-        cpu_threads: CPUs one operation of the model may use; None leaves it to the framework, which takes all of them,
-            also those that feed it. TensorFlow takes it once in a process, before its first operation.
-    """
-
-    max_epochs: int = limited(1, 1, 1_000_000)
-    max_steps: int = limited(-1, -1, 2**62)
-    learning_rate: float = limited(0.1, 0.0, 1000.0)
-    accelerator: str = "auto"
-    cpu_threads: int | None = limited(None, 1, 4096)
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """One run of a recipe.
-
-    Args:
-        framework: ``lightning`` or ``keras``; Keras's backend is the one ``KERAS_BACKEND`` names.
-        seed: of the generated rows, the split, the order of the rows and the model's first weights.
-        data: a Criteo TSV file or a directory of them; None generates `rows` rows.
-        rows: generated rows; not used when `data` is given.
-        batch_size: samples per step.
-        test_frac: share of the rows held out for the AUC, 0..1, drawn at random.
-        read_latency_ms: added to the read of every block, to emulate a network file system.
-        run_dir: where report.json and history.jsonl are written.
-    """
-
-    framework: str = "lightning"
-    seed: int = limited(1, 0, 2**31 - 1)
-    data: Path | None = None
-    rows: int = limited(100_000, 1_000, 10**10)
-    batch_size: int = limited(128, 1, 10_000_000)
-    test_frac: float = limited(0.1, 0.001, 0.9)
-    read_latency_ms: float = limited(0.0, 0.0, 60_000.0)
-    run_dir: Path = Path("runs/dlrm-lightning")
-    pipeline: Pipeline = field(default_factory=Pipeline)
-    model: Model = field(default_factory=Model)
-    trainer: Trainer = field(default_factory=Trainer)
-    intune: TunerConfig = field(default_factory=TunerConfig)
-
-    def __post_init__(self) -> None:
-        _check("framework", self.framework, FRAMEWORKS)
-
-
-def _check(name: str, given: str, allowed: tuple[str, ...]) -> None:
-    problems = list(choice_problem(name, given, allowed))
-    if problems:
-        raise ConfigError(problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 from intune_callbacks.report import end_card, write_report
 from recipes import runner
 from recipes.config import Resolved
+from recipes.outcome import result_table
 
 __all__ = ["DEFAULTS", "compare", "run"]
 
@@ -27,11 +28,10 @@ def run(resolved: Resolved) -> dict[str, Any]:
     report = compare(untuned, tuned)
     path = write_report(config.run_dir, report)
     print(end_card(report))
+    print(f"\n{result_table(tuned)}")
     same = "bit-identical" if report["loss_identical"] else "NOT identical"
-    print(
-        f"\n{report['speedup']:.2f} times the throughput; the losses of all {len(tuned.losses)} steps are {same}; "
-        f"AUC {report['auc']:.4f}\n{path}"
-    )
+    print(f"\n{report['speedup']:.2f} times the throughput; the losses of all {len(tuned.losses)} steps are {same}")
+    print(path)
     return report
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
 from intune_callbacks.errors import ConfigError, MissingPackage
 from recipes.config import Config
-from recipes.outcome import Outcome, files, observed, sizes, untuned, workers
+from recipes.outcome import Outcome, files, observed, schedule, sizes, table_rows, tested, untuned, workers
+from recipes.room import check_room
 
 # TensorFlow announces on stderr, at import, for which CPU it was built.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -21,9 +22,9 @@ try:
 except ImportError as error:
     raise MissingPackage(error.name or "keras", "dlrm-keras") from None
 
-from dlrm_examples.auc import auc
+from dlrm_examples.metrics import evaluate
+from dlrm_examples.optimizers_keras import optimizer_for
 from dlrm_examples.pipeline_tf import STAGES, build
-from dlrm_examples.tsv import hashed_table_rows
 from intune_callbacks.keras import InTuneCallback
 from recipes.keras_probe import Curve, Recorded, timed
 
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 def train(config: Config, mode: str, mode_source: str) -> Outcome:
     """Train one model; see `runner.train`."""
+    check_room(config)
     history = config.run_dir / "history.jsonl"
     history.unlink(missing_ok=True)
     _cpu_threads(config.trainer.cpu_threads)
@@ -45,8 +47,11 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
     if mode != "off":
         options = {field.name: getattr(config.intune, field.name) for field in fields(config.intune)}
         callback = InTuneCallback(**{**options, "mode": mode}, run_dir=str(config.run_dir), show_card=False)
-    model = Recorded(sizes(config), seed=config.seed)
-    model.compile(keras.optimizers.SGD(config.trainer.learning_rate), keras.losses.BinaryCrossentropy(from_logits=True))
+    trainer = config.trainer
+    # On torch, of Keras's optimisers SGD alone takes sparse gradients.
+    model = Recorded(replace(sizes(config), sparse_gradients=trainer.optimizer == "sgd"), seed=config.seed)
+    optimizer = optimizer_for(trainer.optimizer, trainer.learning_rate, trainer.eps, schedule(config))
+    model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
     model.fit(
         dataset,
         epochs=config.trainer.max_epochs,
@@ -57,7 +62,7 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
     threads = workers(config, STAGES[config.pipeline.style])
     steady = observed(curve.marks, threads)
     report = untuned(config, curve.marks, threads, steady) if callback is None else callback.report
-    report |= {"mode_source": mode_source, "auc": _auc(model, _dataset(config, "test"))}
+    report |= {"mode_source": mode_source, **tested(_evaluate(model, _dataset(config, "test")))}
     return Outcome(report, curve.losses, steady)
 
 
@@ -67,7 +72,7 @@ def _dataset(config: Config, split: str) -> tf.data.Dataset:
         files(config),
         config.batch_size,
         style=style,
-        table_rows=hashed_table_rows(config.model.max_table_rows),
+        table_rows=table_rows(config),
         split=split,
         test_fraction=config.test_frac,
         seed=config.seed,
@@ -79,16 +84,13 @@ def _dataset(config: Config, split: str) -> tf.data.Dataset:
     )
 
 
-def _auc(model: Recorded, held_out: tf.data.Dataset) -> float:
-    """Return the area under the ROC curve over all held-out rows; NaN if they are of one class."""
-    scores, labels = [], []
+def _evaluate(model: Recorded, held_out: tf.data.Dataset) -> dict[str, float]:
+    """Return what `metrics.evaluate` gives over all held-out rows."""
+    logits, labels = [], []
     for features, truth in held_out.as_numpy_iterator():
-        scores.append(model.predict_on_batch(features)[:, 0])
+        logits.append(model.predict_on_batch(features)[:, 0])
         labels.append(truth)
-    truths = np.concatenate(labels).astype(np.int64)
-    if not 0 < truths.sum() < len(truths):
-        return float("nan")
-    return auc(truths, np.concatenate(scores).astype(np.float64))
+    return evaluate(np.concatenate(labels), np.concatenate(logits))
 
 
 def _cpu_threads(number: int | None) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from intune_callbacks.errors import MissingPackage
 from recipes.config import Config
-from recipes.outcome import Outcome, files, observed, sizes, untuned, workers
+from recipes.outcome import Outcome, files, observed, schedule, sizes, table_rows, tested, untuned, workers
+from recipes.room import check_room
 
 try:
     import pytorch_lightning as pl
@@ -22,7 +23,6 @@ except ImportError:
 
 from dlrm_examples.lightning_module import DLRMModule
 from dlrm_examples.pipeline import STAGES, CriteoLoader, build
-from dlrm_examples.tsv import hashed_table_rows
 from intune_callbacks.lightning import InTuneCallback
 from recipes.probe import Curve, FetchClock
 
@@ -31,6 +31,7 @@ __all__ = ["train"]
 
 def train(config: Config, mode: str, mode_source: str) -> Outcome:
     """Train one model; see `runner.train`."""
+    check_room(config)
     history = config.run_dir / "history.jsonl"
     history.unlink(missing_ok=True)
     # Two instances never share state: each split's loader counts its own epochs.
@@ -56,16 +57,23 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
         enable_model_summary=False,
         enable_progress_bar=sys.stderr.isatty(),
     )
-    model = DLRMModule(sizes(config), learning_rate=config.trainer.learning_rate, seed=config.seed)
+    model = DLRMModule(
+        sizes(config),
+        learning_rate=config.trainer.learning_rate,
+        seed=config.seed,
+        optimizer=config.trainer.optimizer,
+        eps=config.trainer.eps,
+        schedule=schedule(config),
+    )
     with _cpu_threads(config.trainer.cpu_threads), warnings.catch_warnings():
         # Lightning 2.6 calls a function torch 2.13 deprecates.
         warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated")
         trainer.fit(model, loader)
-        auc = float(trainer.test(model, held_out, verbose=False)[0]["test_auc"])
+        found = trainer.test(model, held_out, verbose=False)[0]
     threads = workers(config, STAGES)
     steady = observed(curve, threads)
     report = untuned(config, curve, threads, steady) if callback is None else callback.report
-    report |= {"mode_source": mode_source, "auc": auc}
+    report |= {"mode_source": mode_source, **tested({k.removeprefix("test_"): float(v) for k, v in found.items()})}
     return Outcome(report, curve.losses, steady)
 
 
@@ -73,7 +81,7 @@ def _loader(config: Config, split: str) -> CriteoLoader:
     return build(
         files(config),
         config.batch_size,
-        table_rows=hashed_table_rows(config.model.max_table_rows),
+        table_rows=table_rows(config),
         split=split,
         test_fraction=config.test_frac,
         seed=config.seed,

@@ -1,14 +1,16 @@
-"""What every runner shares: the files, the sizes, the step marks, and the report of an untuned run."""
+"""What every runner shares: the files, the sizes, the step marks, the results, the report of an untuned run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dlrm_examples.generate import generate
+from dlrm_examples.schedule import Schedule
 from dlrm_examples.sizes import DLRMConfig
+from dlrm_examples.tables import TABLES
 from dlrm_examples.tsv import hashed_table_rows
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.history import describe
@@ -16,8 +18,21 @@ from intune_callbacks.monitor.resources import MachineProbe
 from intune_callbacks.report import build_report
 from intune_callbacks.types import Observation, Stage
 from recipes.config import Config
+from recipes.sections import HASHED
 
-__all__ = ["Marks", "Outcome", "files", "observed", "sizes", "untuned", "workers"]
+__all__ = [
+    "Marks",
+    "Outcome",
+    "files",
+    "observed",
+    "result_table",
+    "schedule",
+    "sizes",
+    "table_rows",
+    "tested",
+    "untuned",
+    "workers",
+]
 
 SHARDS = 8
 
@@ -103,11 +118,29 @@ def sizes(config: Config) -> DLRMConfig:
     """Return the sizes of the model."""
     model = config.model
     return DLRMConfig(
-        table_rows=hashed_table_rows(model.max_table_rows),
+        table_rows=table_rows(config),
         embedding_dim=model.embedding_dim,
         bottom=(*model.bottom_mlp, model.embedding_dim),
         top=(*model.top_mlp, 1),
+        interaction=model.interaction,
+        dcn_layers=model.dcn_layers,
+        dcn_low_rank=model.dcn_low_rank,
+        bag_sizes=model.bag_sizes,
     )
+
+
+def table_rows(config: Config) -> tuple[int, ...]:
+    """Return the rows of the 26 tables, which are also the moduli of the category ids."""
+    limit = config.model.max_table_rows
+    if config.model.tables == HASHED:
+        return hashed_table_rows(limit)
+    return tuple(min(rows, limit) for rows in TABLES[config.model.tables])
+
+
+def schedule(config: Config) -> Schedule:
+    """Return the schedule of the learning rate."""
+    trainer = config.trainer
+    return Schedule(trainer.warmup_steps, trainer.decay_start_step, trainer.decay_steps)
 
 
 def workers(config: Config, stages: Iterable[str]) -> dict[str, int]:
@@ -118,6 +151,29 @@ def workers(config: Config, stages: Iterable[str]) -> dict[str, int]:
 def observed(marks: Marks, threads: dict[str, int]) -> dict[str, Any]:
     """Return the steady part of a run in the form of the report's ``after``."""
     return describe([_observation(marks, threads)])
+
+
+def tested(found: Mapping[str, float]) -> dict[str, Any]:
+    """Return what the report says about the held-out rows.
+
+    Args:
+        found: what `metrics.evaluate` gave.
+    """
+    names = {"auc": "auc", "accuracy": "accuracy", "log_loss": "loss"}
+    return {
+        "auc": found["auc"],
+        "test": {**{name: found[key] for name, key in names.items()}, "rows": round(found["rows"])},
+    }
+
+
+def result_table(outcome: Outcome) -> str:
+    """Return what a run gave as a table of two lines: quality on the held-out rows, speed over the last half."""
+    test = {"auc": outcome.report["auc"], **outcome.report.get("test", {})}
+    quality = {"AUC": "auc", "accuracy": "accuracy", "log loss": "log_loss"}
+    cells = {title: f"{test[key]:.4f}" for title, key in quality.items() if key in test}
+    cells["samples/s"] = f"{outcome.steady['throughput_samples_per_s']:,.0f}".replace(",", " ")
+    cells["data wait"] = f"{outcome.steady['wait_frac']:.1%}"
+    return "\n".join("".join(f"{word:<11}" for word in line).rstrip() for line in (cells, cells.values()))
 
 
 def _observation(marks: Marks, threads: dict[str, int]) -> Observation:

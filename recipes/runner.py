@@ -32,6 +32,10 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
         MissingPackage: the framework is not installed.
     """
     # Imported here: whoever trains with one framework need not have the other.
+    if config.trainer.strategy == "hybrid":
+        from recipes import hybrid_runner
+
+        return hybrid_runner.train(config, mode, mode_source)
     if config.framework == "keras":
         from recipes import keras_runner
 

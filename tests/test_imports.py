@@ -30,6 +30,7 @@ LEVELS = {
     "tuner": 5,
     "sim": 5,
     "report": 6,
+    "ranks": 6,
     "fit": 7,
     "lightning": 8,
     "keras": 8,

@@ -87,6 +87,14 @@ def test_mode_defaults_to_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("seed.x=4", "'seed' holds a value"),
         ("batch_size", "expected key=value"),
         ("batch_size=[1", "not valid YAML"),
+        ("model.tables=criteo-1tb", "did you mean 'criteo-1tb-"),
+        ("model.interaction=dcnv2", "model.interaction='dcnv2': expected one of dot, dcn; did you mean 'dcn'?"),
+        ("model.bag_sizes=[1, 2]", "model.bag_sizes: 2 numbers given, expected 26, one per table"),
+        ("model.bag_sizes=3", "model.bag_sizes=3: expected a list of positive integers"),
+        ("trainer.optimizer=adam", "did you mean 'adagrad'?"),
+        ("trainer.strategy=ddp", "trainer.strategy='ddp': expected one of auto, hybrid"),
+        ("trainer.devices=2", "trainer.devices=2: strategy=auto trains on one device; expected strategy=hybrid"),
+        ("trainer.decay_start_step=5", "there is no decay without decay_steps"),
         ("data=/no/such/file", "data=/no/such/file: no such file or directory"),
     ],
 )
@@ -95,6 +103,30 @@ def test_a_mistake_is_named(override: str, sentence: str) -> None:
         load(DLRM, [override, "batch_sise=1"])
     assert sentence in str(error.value)
     assert any("batch_sise" in problem for problem in error.value.problems), "the other problem is reported too"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["trainer.warmup_steps=9", "trainer.decay_steps=3"], "decay_start_step=0: expected warmup_steps=9 or later"),
+        (["trainer.devices=3", "trainer.strategy=hybrid"], "batch_size=128: expected a multiple of trainer.devices=3"),
+        (["framework=keras", "trainer.optimizer=rowwise-adagrad"], "Keras has no such optimiser"),
+    ],
+)
+def test_values_that_do_not_go_together(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(DLRM, overrides)
+    assert len(error.value.problems) == 1
+    assert sentence in str(error.value)
+
+
+def test_values_that_do() -> None:
+    hybrid = ["trainer.strategy=hybrid", "trainer.devices=4", "trainer.optimizer=rowwise-adagrad"]
+    assert load(DLRM, [*hybrid, "framework=keras"]).config.trainer.devices == 4
+    bags = load(DLRM, [f"model.bag_sizes={[2] * 26}", "model.interaction=dcn"]).config.model
+    assert (bags.bag_sizes, bags.interaction) == ((2,) * 26, "dcn")
+    rates = ["trainer.warmup_steps=9", "trainer.decay_start_step=9", "trainer.decay_steps=3"]
+    assert load(DLRM, rates).config.trainer.decay_steps == 3
 
 
 def test_a_file_that_is_no_mapping(tmp_path: Path) -> None:
