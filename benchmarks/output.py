@@ -21,6 +21,11 @@ PACKAGES = (
     "tensorflow",
     "keras",
     "numpy",
+    "numba",
+    "pyarrow",
+    "polars",
+    "ray",
+    "spdl",
 )
 
 

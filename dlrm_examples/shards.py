@@ -20,9 +20,10 @@ import numpy.typing as npt
 from torchdata.nodes import BaseNode, ParallelMapper, Prefetcher
 
 from dlrm_examples.arguments import checked
-from dlrm_examples.blocks import Split, count_rows, row_order, scan_blocks
+from dlrm_examples.blocks import Split, row_order
 from dlrm_examples.criteo import parse_block
-from dlrm_examples.pipeline import BLOCK_BYTES, CriteoLoader
+from dlrm_examples.formats import count_rows, is_parquet, scan
+from dlrm_examples.pipeline import CriteoLoader
 from dlrm_examples.stages import Read, References, Task, collate
 from dlrm_examples.tsv import Block, Rows
 from intune_callbacks.config import number_problem
@@ -195,9 +196,9 @@ def build(
     workers: Mapping[str, int] | None = None,
     prefetch: int = 2,
     read_latency_ms: float = 0.0,
-    block_bytes: int = BLOCK_BYTES,
+    block_bytes: int = 1 << 18,
 ) -> CriteoLoader:
-    """Return a rank's loader over Criteo TSV files; each ``iter()`` is one epoch.
+    """Return a rank's loader over Criteo TSV files, also compressed ones; each ``iter()`` is one epoch.
 
     The training split is shuffled and its last smaller batch left out; the test split is neither. A malformed row is
     an error on the rank whose row it is.
@@ -221,14 +222,15 @@ def build(
     try:
         files, moduli, threads = checked(
             paths, batch_size, table_rows, split, test_fraction, seed, workers, prefetch, read_latency_ms, block_bytes,
-            "error", stages=STAGES,
+            "error", None, stages=STAGES,
         )  # fmt: skip
+        problems += [f"{file}: expected text; ranks do not share Parquet files" for file in files if is_parquet(file)]
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
     chosen = Split(split, test_fraction, seed)
-    refs = scan_blocks(files, block_bytes)
+    refs = scan(files, block_bytes)
     train = split == "train"
     node: BaseNode[Any] = References(refs, shuffle=train, seed=seed)
     node = ParallelMapper(node, ReadRows(Read(read_latency_ms / 1e3), chosen), num_workers=threads["read"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from dlrm_examples.tsv import KAGGLE_TABLE_ROWS
+from dlrm_examples.tsv import KAGGLE_TABLE_ROWS, TERABYTE_TABLE_ROWS
 
 __all__ = ["MLPERF_BAGS", "TABLES"]
 
@@ -25,15 +25,9 @@ TABLES: Mapping[str, tuple[int, ...]] = MappingProxyType(
         ),
         # 1 TB click logs, at most 40M, MLPerf's DLRM-DCNv2, 26.1 billion weights at a width of 128:
         # facebookresearch/dlrm, torchrec_dlrm/README.MD.
-        "criteo-1tb-40m": (
-            *(40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10),
-            *(2209, 11938, 155, 4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36),
-        ),
+        "criteo-1tb-40m": tuple(min(rows, 40_000_000) for rows in TERABYTE_TABLE_ROWS),
         # 1 TB click logs, all values: NVIDIA/DeepLearningExamples, generate_feature_spec.py, criteo_t0_synthetic.
-        "criteo-1tb-full": (
-            *(227605432, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 130229467, 3067956, 405282, 10),
-            *(2209, 11938, 155, 4, 976, 14, 292775614, 40790948, 187188510, 590152, 12973, 108, 36),
-        ),
+        "criteo-1tb-full": TERABYTE_TABLE_ROWS,
     }
 )
 """Name -> rows of each table, in the order of the data's own columns."""

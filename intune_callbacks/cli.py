@@ -135,9 +135,8 @@ def _run(options: argparse.Namespace) -> int:
         print(config.dump(resolved.config), end="")
         return 0
     from recipes import runner
-    from recipes.outcome import result_table
 
-    print(f"\n{result_table(runner.run(resolved))}")
+    runner.run(resolved)
     return 0
 
 

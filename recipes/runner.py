@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from intune_callbacks.report import end_card, write_report
 from recipes.config import Config, Resolved
-from recipes.outcome import Outcome, files
+from recipes.outcome import Outcome, files, result_table
 
 __all__ = ["Outcome", "files", "run", "train"]
 
 
 def run(resolved: Resolved) -> Outcome:
-    """Train, write `report.json` and `history.jsonl` into the configuration's `run_dir`, and print the end card."""
+    """Train, write `report.json` and `history.jsonl` into the configuration's `run_dir`, print end card and result."""
     mode, source = resolved.mode
     outcome = train(resolved.config, mode, source)
     path = write_report(resolved.config.run_dir, outcome.report)
     print(end_card(outcome.report))
-    print(f"AUC {outcome.report['auc']:.4f} on held-out rows; the report is in {path}")
+    print(f"\n{result_table(outcome)}\nthe report is in {path}")
     return outcome
 
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
     [
         ("raise", 60.0, "rank 1 failed:.*ValueError: no such luck.*all 2 ranks were ended"),
         ("kill", 60.0, "rank 1 died with exit code -9"),
-        ("stall", 10.0, "the 2 ranks were not done after 10 s"),
+        ("stall", 6.0, "the 2 ranks were not done after 6 s"),
     ],
 )
 def test_a_failing_rank_ends_all(how: str, limit_s: float, words: str) -> None:

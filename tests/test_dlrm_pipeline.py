@@ -163,7 +163,7 @@ def test_state_is_small(files: list[Path]) -> None:
 
 
 class Numbered(nodes.BaseNode):
-    """Parts of the sizes given, rows numbered."""
+    """Parts of the sizes given, rows numbered; in front of part n, n malformed rows were left out."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class Numbered(nodes.BaseNode):
         start, size = sum(self.sizes[: self.position]), self.sizes[self.position]
         self.position += 1
         label = np.arange(start, start + size, dtype=np.float32)
-        return Rows(label, np.zeros((size, 13), np.float32), np.zeros((size, 26), np.int32))
+        return Rows(label, np.zeros((size, 13), np.float32), np.zeros((size, 26), np.int32), self.position)
 
     def get_state(self) -> dict[str, int]:
         return {"position": self.position}
@@ -196,11 +196,14 @@ def test_batcher(sizes: list[int], batch_size: int) -> None:
         got.append([int(n) for part in parts for n in part.labels])
         states.append(node.state_dict())
     assert got == expected
+    skipped = sum(range(1, len(sizes) + 1))
+    assert node.skipped == skipped
     for taken, state in enumerate(states):
         resumed = Batcher(Numbered(sizes), batch_size)
         resumed.reset(state)
         assert resumed.state_dict() == state
         assert [[int(n) for part in parts for n in part.labels] for parts in resumed] == expected[taken:]
+        assert resumed.skipped == skipped
     short = Batcher(Numbered(sizes), batch_size, drop_last=True)
     assert len(list(short)) == rows // batch_size
 

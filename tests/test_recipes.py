@@ -98,7 +98,7 @@ def test_run_writes_report_and_history_and_prints_the_card(
     outcome = runner.run(resolved)
     printed = capsys.readouterr().out
     assert "InTune  " in printed
-    assert "AUC 0." in printed
+    assert "log loss" in printed
     report = json.loads((folder / "report.json").read_text())
     assert (report["mode"], report["mode_source"]) == ("observe", "command line")
     assert report["changes"] == 0
