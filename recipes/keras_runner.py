@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from dataclasses import fields, replace
 
 import numpy as np
@@ -25,6 +26,7 @@ except ImportError as error:
 from dlrm_examples.metrics import evaluate
 from dlrm_examples.optimizers_keras import optimizer_for
 from dlrm_examples.pipeline_tf import STAGES, build
+from dlrm_examples.stages_tf import Skipped
 from intune_callbacks.keras import InTuneCallback
 from recipes.keras_probe import Curve, Recorded, timed
 
@@ -39,7 +41,8 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
     history = config.run_dir / "history.jsonl"
     history.unlink(missing_ok=True)
     _cpu_threads(config.trainer.cpu_threads)
-    dataset, waited_s = timed(_dataset(config, "train"))
+    skipped = Skipped()
+    dataset, waited_s = timed(_dataset(config, "train", skipped if config.pipeline.style == "blocks" else None))
     if dataset.cardinality() == 0:
         raise ConfigError([f"batch_size={config.batch_size}: the training rows do not fill one batch"])
     curve = Curve(waited_s, config.batch_size, config.trainer.max_steps)
@@ -52,21 +55,25 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
     model = Recorded(replace(sizes(config), sparse_gradients=trainer.optimizer == "sgd"), seed=config.seed)
     optimizer = optimizer_for(trainer.optimizer, trainer.learning_rate, trainer.eps, schedule(config))
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
-    model.fit(
-        dataset,
-        epochs=config.trainer.max_epochs,
-        callbacks=[curve] if callback is None else [curve, callback],
-        shuffle=False,
-        verbose="auto" if sys.stderr.isatty() else 0,
-    )
+    with warnings.catch_warnings():
+        # Where rows may be left out nobody knows the length of an epoch; Keras warns at its end.
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        model.fit(
+            dataset,
+            epochs=config.trainer.max_epochs,
+            callbacks=[curve] if callback is None else [curve, callback],
+            shuffle=False,
+            verbose="auto" if sys.stderr.isatty() else 0,
+        )
+    skipped_rows = skipped.rows
     threads = workers(config, STAGES[config.pipeline.style])
     steady = observed(curve.marks, threads)
     report = untuned(config, curve.marks, threads, steady) if callback is None else callback.report
     report |= {"mode_source": mode_source, **tested(_evaluate(model, _dataset(config, "test")))}
-    return Outcome(report, curve.losses, steady)
+    return Outcome(report | {"skipped_rows": skipped_rows}, curve.losses, steady)
 
 
-def _dataset(config: Config, split: str) -> tf.data.Dataset:
+def _dataset(config: Config, split: str, skipped: Skipped | None = None) -> tf.data.Dataset:
     style = config.pipeline.style
     return build(
         files(config),
@@ -80,7 +87,9 @@ def _dataset(config: Config, split: str) -> tf.data.Dataset:
         prefetch=config.pipeline.prefetch,
         read_latency_ms=config.read_latency_ms if split == "train" else 0.0,
         block_bytes=config.pipeline.block_bytes,
+        on_bad_row=config.pipeline.on_bad_row,
         sized=split == "train",
+        skipped=skipped,
     )
 
 

@@ -69,12 +69,13 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
         # Lightning 2.6 calls a function torch 2.13 deprecates.
         warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated")
         trainer.fit(model, loader)
+        skipped_rows = loader.skipped_rows
         found = trainer.test(model, held_out, verbose=False)[0]
     threads = workers(config, STAGES)
     steady = observed(curve, threads)
     report = untuned(config, curve, threads, steady) if callback is None else callback.report
     report |= {"mode_source": mode_source, **tested({k.removeprefix("test_"): float(v) for k, v in found.items()})}
-    return Outcome(report, curve.losses, steady)
+    return Outcome(report | {"skipped_rows": skipped_rows}, curve.losses, steady)
 
 
 def _loader(config: Config, split: str) -> CriteoLoader:
@@ -89,6 +90,7 @@ def _loader(config: Config, split: str) -> CriteoLoader:
         prefetch=config.pipeline.prefetch,
         read_latency_ms=config.read_latency_ms if split == "train" else 0.0,
         block_bytes=config.pipeline.block_bytes,
+        on_bad_row=config.pipeline.on_bad_row,
     )
 
 

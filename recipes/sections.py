@@ -17,6 +17,7 @@ __all__ = ["HASHED", "Config", "Model", "Pipeline", "Trainer"]
 
 FRAMEWORKS = ("lightning", "keras")
 STYLES = ("blocks", "plain")
+BAD = ("error", "skip")
 STRATEGIES = ("auto", "hybrid")
 OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad")
 HASHED = "hashed"
@@ -39,6 +40,7 @@ class Pipeline:
         collate_workers: batches collated at once; there is no such stage in tf.data's ``blocks``.
         prefetch: batches kept ready.
         style: of a tf.data pipeline: ``blocks``, or ``plain``, which reads line by line as most people write it.
+        on_bad_row: ``error``, or ``skip``, which leaves malformed rows out; the report counts them.
     """
 
     block_bytes: int = limited(1 << 18, 1 << 10, 1 << 31)
@@ -48,9 +50,13 @@ class Pipeline:
     collate_workers: int = limited(1, 1, 256)
     prefetch: int = limited(2, 1, 4096)
     style: str = "blocks"
+    on_bad_row: str = "error"
 
     def __post_init__(self) -> None:
-        _raise(choice_problem("style", self.style, STYLES))
+        problems = [*choice_problem("style", self.style, STYLES), *choice_problem("on_bad_row", self.on_bad_row, BAD)]
+        if self.on_bad_row == "skip" and self.style == "plain":
+            problems.append("on_bad_row='skip': style='plain' does not count what it leaves out; use style='blocks'")
+        _raise(problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +185,8 @@ class Config:
                 "trainer.optimizer=rowwise-adagrad: Keras has no such optimiser; expected adagrad or sgd, "
                 "framework=lightning, or trainer.strategy=hybrid"
             )
+        if trainer.strategy == "hybrid" and self.pipeline.on_bad_row == "skip":
+            problems.append("pipeline.on_bad_row=skip: ranks that share batches cannot leave rows out; expected error")
         _raise(problems)
 
 

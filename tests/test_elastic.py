@@ -272,9 +272,14 @@ def test_a_keyboard_interrupt_in_the_consumer_leaves_the_stage_usable() -> None:
 
     stage = ElasticMap(iter(range(6)), fn, workers=1, window=2)
     got = [next(stage), next(stage)]
-    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        next(stage)
+    # A shell that starts its jobs in the background has them ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(stage)
+    finally:
+        signal.signal(signal.SIGINT, before)
     gate.set()
     assert got + list(stage) == list(range(6))
     assert stage.close()
