@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,7 +12,18 @@ from torch import distributed
 
 from intune_callbacks.errors import ConfigError, MissingPackage
 from recipes.config import Config
-from recipes.outcome import Outcome, files, observed, schedule, sizes, table_rows, tested, untuned, workers
+from recipes.outcome import (
+    Outcome,
+    callback_options,
+    files,
+    observed,
+    reading,
+    schedule,
+    sizes,
+    tested,
+    untuned,
+    workers,
+)
 
 # TensorFlow announces on stderr, at import, for which CPU it was built.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -76,8 +86,7 @@ def _train(rank: int, device: torch.device, config: Config, mode: str, mode_sour
     curve = Curve(waited_s, samples, given.max_steps)
     callback: InTuneCallback | None = None
     if mode != "off":
-        options = {field.name: getattr(config.intune, field.name) for field in fields(config.intune)}
-        callback = InTuneCallback(**{**options, "mode": mode}, run_dir=str(config.run_dir), show_card=False)
+        callback = InTuneCallback(**callback_options(config, mode))
     model = Recorded(
         sizes(config),
         samples,
@@ -111,15 +120,9 @@ def _dataset(rank: int, config: Config, split: str) -> tf.data.Dataset:
         files(config),
         config.batch_size,
         style=style,
-        table_rows=table_rows(config),
-        split=split,
-        test_fraction=config.test_frac,
-        seed=config.seed,
         workers=workers(config, STAGES[style]),
-        prefetch=config.pipeline.prefetch,
-        read_latency_ms=config.read_latency_ms if split == "train" else 0.0,
-        block_bytes=config.pipeline.block_bytes,
         sized=split == "train",
+        **reading(config, split),
     )
     return share(dataset, rank, config.trainer.devices, config.batch_size)
 

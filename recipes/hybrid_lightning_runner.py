@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from dataclasses import fields
 from typing import Any
 
 import pytorch_lightning as pl
@@ -17,7 +16,18 @@ from dlrm_examples.shards import STAGES, build
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.lightning import InTuneCallback
 from recipes.config import Config
-from recipes.outcome import Outcome, files, observed, schedule, sizes, table_rows, tested, untuned, workers
+from recipes.outcome import (
+    Outcome,
+    callback_options,
+    files,
+    observed,
+    reading,
+    schedule,
+    sizes,
+    tested,
+    untuned,
+    workers,
+)
 from recipes.probe import Curve, FetchClock
 
 __all__ = ["train"]
@@ -38,8 +48,7 @@ def train(rank: int, config: Config, mode: str, mode_source: str) -> Outcome:
     curve = Curve(clock)
     callback: InTuneCallback | None = None
     if mode != "off":
-        options = {field.name: getattr(config.intune, field.name) for field in fields(config.intune)}
-        callback = InTuneCallback(**{**options, "mode": mode}, run_dir=str(config.run_dir), show_card=False)
+        callback = InTuneCallback(**callback_options(config, mode))
     callbacks: list[Any] = [curve] if callback is None else [curve, callback]
     given = config.trainer
     trainer = pl.Trainer(
@@ -86,12 +95,6 @@ def _loader(rank: int, config: Config, split: str) -> CriteoLoader:
         config.batch_size,
         rank,
         config.trainer.devices,
-        table_rows=table_rows(config),
-        split=split,
-        test_fraction=config.test_frac,
-        seed=config.seed,
         workers=workers(config, STAGES),
-        prefetch=config.pipeline.prefetch,
-        read_latency_ms=config.read_latency_ms if split == "train" else 0.0,
-        block_bytes=config.pipeline.block_bytes,
+        **reading(config, split),
     )

@@ -6,13 +6,24 @@ import logging
 import os
 import sys
 import warnings
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
 from intune_callbacks.errors import ConfigError, MissingPackage
 from recipes.config import Config
-from recipes.outcome import Outcome, files, observed, schedule, sizes, table_rows, tested, untuned, workers
+from recipes.outcome import (
+    Outcome,
+    callback_options,
+    files,
+    observed,
+    reading,
+    schedule,
+    sizes,
+    tested,
+    untuned,
+    workers,
+)
 from recipes.room import check_room
 
 # TensorFlow announces on stderr, at import, for which CPU it was built.
@@ -48,8 +59,7 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
     curve = Curve(waited_s, config.batch_size, config.trainer.max_steps)
     callback: InTuneCallback | None = None
     if mode != "off":
-        options = {field.name: getattr(config.intune, field.name) for field in fields(config.intune)}
-        callback = InTuneCallback(**{**options, "mode": mode}, run_dir=str(config.run_dir), show_card=False)
+        callback = InTuneCallback(**callback_options(config, mode))
     trainer = config.trainer
     # On torch, of Keras's optimisers SGD alone takes sparse gradients.
     model = Recorded(replace(sizes(config), sparse_gradients=trainer.optimizer == "sgd"), seed=config.seed)
@@ -79,17 +89,11 @@ def _dataset(config: Config, split: str, skipped: Skipped | None = None) -> tf.d
         files(config),
         config.batch_size,
         style=style,
-        table_rows=table_rows(config),
-        split=split,
-        test_fraction=config.test_frac,
-        seed=config.seed,
         workers=workers(config, STAGES[style]),
-        prefetch=config.pipeline.prefetch,
-        read_latency_ms=config.read_latency_ms if split == "train" else 0.0,
-        block_bytes=config.pipeline.block_bytes,
         on_bad_row=config.pipeline.on_bad_row,
         sized=split == "train",
         skipped=skipped,
+        **reading(config, split),
     )
 
 

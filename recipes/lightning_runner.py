@@ -7,12 +7,22 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 from intune_callbacks.errors import MissingPackage
 from recipes.config import Config
-from recipes.outcome import Outcome, files, observed, schedule, sizes, table_rows, tested, untuned, workers
+from recipes.outcome import (
+    Outcome,
+    callback_options,
+    files,
+    observed,
+    reading,
+    schedule,
+    sizes,
+    tested,
+    untuned,
+    workers,
+)
 from recipes.room import check_room
 
 try:
@@ -42,8 +52,7 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
     curve = Curve(clock)
     callback: InTuneCallback | None = None
     if mode != "off":
-        options = {field.name: getattr(config.intune, field.name) for field in fields(config.intune)}
-        callback = InTuneCallback(**{**options, "mode": mode}, run_dir=str(config.run_dir), show_card=False)
+        callback = InTuneCallback(**callback_options(config, mode))
     callbacks: list[Any] = [curve] if callback is None else [curve, callback]
     trainer = pl.Trainer(
         max_epochs=config.trainer.max_epochs,
@@ -82,15 +91,9 @@ def _loader(config: Config, split: str) -> CriteoLoader:
     return build(
         files(config),
         config.batch_size,
-        table_rows=table_rows(config),
-        split=split,
-        test_fraction=config.test_frac,
-        seed=config.seed,
         workers=workers(config, STAGES),
-        prefetch=config.pipeline.prefetch,
-        read_latency_ms=config.read_latency_ms if split == "train" else 0.0,
-        block_bytes=config.pipeline.block_bytes,
         on_bad_row=config.pipeline.on_bad_row,
+        **reading(config, split),
     )
 
 

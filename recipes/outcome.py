@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from recipes.sections import HASHED
 __all__ = [
     "Marks",
     "Outcome",
+    "callback_options",
     "files",
     "observed",
+    "reading",
     "result_table",
     "schedule",
     "sizes",
@@ -112,6 +114,25 @@ def files(config: Config) -> list[Path]:
     if not found:
         raise ConfigError([f"data={config.data}: the directory holds no file; give a directory of Criteo TSV files"])
     return found
+
+
+def reading(config: Config, split: str) -> dict[str, Any]:
+    """Return the arguments every reader of the files takes: how rows are split, ordered and read."""
+    return {
+        "table_rows": table_rows(config),
+        "split": split,
+        "test_fraction": config.test_frac,
+        "seed": config.seed,
+        "prefetch": config.pipeline.prefetch,
+        "read_latency_ms": config.read_latency_ms if split == "train" else 0.0,
+        "block_bytes": config.pipeline.block_bytes,
+    }
+
+
+def callback_options(config: Config, mode: str) -> dict[str, Any]:
+    """Return the arguments of `InTuneCallback`; the card is the runner's to print."""
+    given = {field.name: getattr(config.intune, field.name) for field in fields(config.intune)}
+    return given | {"mode": mode, "run_dir": str(config.run_dir), "show_card": False}
 
 
 def sizes(config: Config) -> DLRMConfig:

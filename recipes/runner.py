@@ -15,7 +15,7 @@ def run(resolved: Resolved) -> Outcome:
     outcome = train(resolved.config, mode, source)
     path = write_report(resolved.config.run_dir, outcome.report)
     print(end_card(outcome.report))
-    print(f"\n{result_table(outcome)}\nthe report is in {path}")
+    print(f"the report is in {path}\n\n{result_table(outcome)}")
     return outcome
 
 
