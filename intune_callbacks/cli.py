@@ -67,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_pretrain(commands)
 
+    doctor = commands.add_parser("doctor", help="say what this machine and the installed packages allow")
+    doctor.set_defaults(command=_doctor)
+
     build_tf = commands.add_parser("build-tf", help="compile the tf.data operations now instead of at the first use")
     build_tf.add_argument("--force", action="store_true", help="compile even if that has been done")
     build_tf.set_defaults(command=_build_tf)
@@ -146,6 +149,13 @@ def _demo(options: argparse.Namespace) -> int:
     named = bool(options.words) and "=" not in options.words[0]
     name, overrides = (options.words[0], options.words[1:]) if named else (DEMO, options.words)
     demo.run(config.load(recipes.source(name), [*demo.DEFAULTS, *overrides]))
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from intune_callbacks.doctor import examine, text
+
+    print(text(examine()))
     return 0
 
 

@@ -31,6 +31,7 @@ LEVELS = {
     "sim": 5,
     "report": 6,
     "ranks": 6,
+    "doctor": 6,
     "fit": 7,
     "lightning": 8,
     "keras": 8,

@@ -16,7 +16,7 @@ from intune_callbacks.errors import ConfigError
 from intune_callbacks.monitor.device import GpuProbe
 from intune_callbacks.types import Resources
 
-__all__ = ["MachineProbe", "cpu_clock_hz", "dram_bytes_per_s"]
+__all__ = ["MachineProbe", "affinity", "cpu_clock_hz", "dram_bytes_per_s"]
 
 
 class MachineProbe:
@@ -83,7 +83,7 @@ class MachineProbe:
         if self._cpus is not None:
             return self._cpus
         limits = [quota.read() for quota in self._quotas]
-        share = min([float(_affinity()), *(limit for limit in limits if limit is not None)]) / self._local_ranks
+        share = min([float(affinity()), *(limit for limit in limits if limit is not None)]) / self._local_ranks
         return max(share - self._trainer_cpus, share / 2)
 
     def _read_memory(self) -> tuple[int, int]:
@@ -195,7 +195,8 @@ def _text(file: str) -> str:
         os.close(descriptor)
 
 
-def _affinity() -> int:
+def affinity() -> int:
+    """Return how many CPUs this process may run on; limits of the container are not among them."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,0 +1,135 @@
+"""What this machine and the installed frameworks allow, and what is missing: the text of `intune doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import psutil
+
+from intune_callbacks.errors import MissingPackage
+from intune_callbacks.monitor.resources import MachineProbe, affinity
+from intune_callbacks.pipelines import tf_build
+from intune_callbacks.types import Probe
+
+__all__ = ["Finding", "examine", "text"]
+
+GB = 1e9
+LITTLE_SHM_BYTES = 1 << 30
+STATES = ("ok", "limited", "missing")
+
+# Packages of which one is enough, what they bring, and the extra that installs them.
+PACKAGES: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("torch",), "DataLoader: workers and window change while it runs", "lightning"),
+    (("torchdata",), "torchdata.nodes: workers, windows and depth change while it runs", "lightning"),
+    (("pytorch-lightning", "lightning"), "InTuneCallback for a Lightning Trainer", "lightning"),
+    (("keras",), "InTuneCallback for model.fit", "keras"),
+    (("tensorflow", "tensorflow-cpu"), "tf.data", "tensorflow"),
+    (("nvidia-ml-py",), "how busy the GPU is", "gpu"),
+    (("numba",), "the fast parser of Criteo text in dlrm_examples", "criteo"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Args:
+        name: of the thing.
+        state: ``ok``, ``limited`` or ``missing``.
+        says: what there is, with units.
+        remedy: what would mend it, for example a line of pip; None where there is nothing to mend.
+    """
+
+    name: str
+    state: str
+    says: str
+    remedy: str | None = None
+
+
+def examine(
+    probe: Probe | None = None,
+    version_of: Callable[[str], str] = version,
+    library: Callable[[], tuple[bool, bool]] | None = None,
+) -> list[Finding]:
+    """Look at the machine, the installed packages, and the compiled tf.data operations.
+
+    TensorFlow is imported, if it is installed, to ask for its compile flags; that takes seconds.
+
+    Args:
+        probe: of the machine.
+        version_of: installed version of a package; raises `PackageNotFoundError`.
+        library: whether the operations are compiled, and whether they can be.
+    """
+    found = _machine(probe or MachineProbe())
+    for names, brings, extra in PACKAGES:
+        installed = [f"{name} {given}" for name in names if (given := _version(name, version_of)) is not None]
+        if installed:
+            found.append(Finding(names[0], "ok", f"{', '.join(installed)}: {brings}"))
+        else:
+            remedy = f"pip install 'intune-callbacks[{extra}]'"
+            found.append(Finding(names[0], "missing", f"not installed: {brings}", remedy))
+    if any(finding.name == "tensorflow" and finding.state == "ok" for finding in found):
+        found.append(_operations(library or _library))
+    return found
+
+
+def text(findings: Sequence[Finding]) -> str:
+    """Return the findings as lines, each remedy below what it mends."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.state:<8} {finding.name:<{width}}  {finding.says}")
+        if finding.remedy is not None:
+            lines.append(f"{'':<8} {'':<{width}}  {finding.remedy}")
+    counts = [(sum(finding.state == state for finding in findings), state) for state in STATES]
+    return "\n".join([*lines, "", ", ".join(f"{count} {state}" for count, state in counts)])
+
+
+def _machine(probe: Probe) -> list[Finding]:
+    now = probe.read()
+    found = [
+        Finding("CPUs", "ok", f"{now.cpus:g} for the input pipeline, of {affinity()} this process may use")
+        if now.cpus >= 1.0
+        else Finding("CPUs", "limited", f"{now.cpus:g} for the input pipeline", "give the container more CPUs")
+    ]
+    whole = psutil.virtual_memory().total
+    limited = f", a limit of the container; the machine has {whole / GB:.1f}" if now.memory_limit_bytes < whole else ""
+    memory = f"{now.memory_used_bytes / GB:.1f} of {now.memory_limit_bytes / GB:.1f} GB used{limited}"
+    found.append(Finding("memory", "ok", memory))
+    if now.shm_free_bytes is not None:
+        little = now.shm_free_bytes < LITTLE_SHM_BYTES
+        remedy = "docker run --shm-size=8g, if workers of a stock DataLoader die with a bus error" if little else None
+        shared = f"{now.shm_free_bytes / GB:.1f} GB free in /dev/shm; our own workers do not need it"
+        found.append(Finding("shared memory", "limited" if little else "ok", shared, remedy))
+    if now.gpu_utilisation is None:
+        found.append(Finding("GPU", "ok", "none seen: data wait is measured, the GPU's idle time is not"))
+    else:
+        found.append(Finding("GPU", "ok", f"{now.gpu_utilisation:.0%} busy"))
+    return found
+
+
+def _version(package: str, version_of: Callable[[str], str]) -> str | None:
+    try:
+        return version_of(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _library() -> tuple[bool, bool]:
+    return tf_build.library_path().exists(), tf_build.available()
+
+
+def _operations(library: Callable[[], tuple[bool, bool]]) -> Finding:
+    name = "tf.data operations"
+    try:
+        built, possible = library()
+    except (ImportError, MissingPackage) as error:
+        return Finding(name, "missing", f"TensorFlow cannot be imported: {error}")
+    if built:
+        return Finding(name, "ok", "compiled: every stage's workers and window change while it runs")
+    if possible:
+        return Finding(name, "ok", "compiled at the first use, which takes a minute", "intune build-tf does it now")
+    less = "no compiler: an iterator with other numbers takes over, at most every ten seconds"
+    return Finding(name, "limited", less, "install g++ (Debian, Ubuntu: apt install g++)")

@@ -1,0 +1,107 @@
+"""`intune doctor`: what is there, what is missing, and the line that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+from fakes import GB, MACHINE
+
+from intune_callbacks import cli
+from intune_callbacks.doctor import Finding, examine, text
+from intune_callbacks.errors import MissingPackage
+from intune_callbacks.types import Resources
+
+BUILT, POSSIBLE, IMPOSSIBLE = (True, True), (False, True), (False, False)
+ALL = dict.fromkeys(("torch", "torchdata", "lightning", "keras", "tensorflow-cpu", "nvidia-ml-py", "numba"), "1.2.3")
+
+
+class Fixed:
+    def __init__(self, resources: Resources) -> None:
+        self.resources = resources
+
+    def read(self) -> Resources:
+        return self.resources
+
+
+def findings(
+    installed: Mapping[str, str] = ALL, library: tuple[bool, bool] = BUILT, resources: Resources = MACHINE
+) -> dict[str, Finding]:
+    def version_of(package: str) -> str:
+        if package not in installed:
+            raise PackageNotFoundError(package)
+        return installed[package]
+
+    return {f.name: f for f in examine(Fixed(resources), version_of, lambda: library)}
+
+
+def test_all_is_well() -> None:
+    found = findings()
+    assert {finding.state for finding in found.values()} == {"ok"}
+    assert found["pytorch-lightning"].says.startswith("lightning 1.2.3")
+    assert found["tensorflow"].says.startswith("tensorflow-cpu 1.2.3")
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "extra"),
+    [
+        ("torch", "torch", "lightning"),
+        ("lightning", "pytorch-lightning", "lightning"),
+        ("keras", "keras", "keras"),
+        ("tensorflow-cpu", "tensorflow", "tensorflow"),
+        ("nvidia-ml-py", "nvidia-ml-py", "gpu"),
+        ("numba", "numba", "criteo"),
+    ],
+)
+def test_what_is_missing_comes_with_its_line_of_pip(package: str, name: str, extra: str) -> None:
+    found = findings({key: value for key, value in ALL.items() if key != package})
+    assert found[name].state == "missing"
+    assert found[name].remedy == f"pip install 'intune-callbacks[{extra}]'"
+    assert [f.name for f in found.values() if f.state == "missing"] == [name]
+    assert ("tf.data operations" in found) == (package != "tensorflow-cpu")
+
+
+@pytest.mark.parametrize(
+    ("library", "state", "word"),
+    [(BUILT, "ok", "compiled"), (POSSIBLE, "ok", "first use"), (IMPOSSIBLE, "limited", "no compiler")],
+)
+def test_the_compiled_operations(library: tuple[bool, bool], state: str, word: str) -> None:
+    found = findings(library=library)["tf.data operations"]
+    assert (found.state, word in found.says) == (state, True)
+    assert (found.remedy is None) == (library == BUILT)
+
+
+def test_a_tensorflow_that_does_not_import_is_told() -> None:
+    def library() -> tuple[bool, bool]:
+        raise ImportError("libsomething.so: cannot open")
+
+    found = {f.name: f for f in examine(Fixed(MACHINE), lambda package: "1", library)}["tf.data operations"]
+    assert found.state == "missing" and "libsomething.so" in found.says
+    assert isinstance(MissingPackage("tensorflow", "tensorflow"), ImportError)
+
+
+def test_a_small_container() -> None:
+    small = replace(MACHINE, cpus=0.5, memory_limit_bytes=int(0.5 * GB), shm_free_bytes=64 << 20)
+    found = findings(resources=small)
+    assert {name for name, finding in found.items() if finding.state == "limited"} == {"CPUs", "shared memory"}
+    assert "limit of the container" in found["memory"].says
+    assert "--shm-size" in str(found["shared memory"].remedy)
+
+
+def test_text_has_a_line_for_each_and_the_remedies() -> None:
+    lines = text([Finding("a", "ok", "good"), Finding("bcd", "missing", "gone", "pip install it")]).splitlines()
+    assert lines == [
+        "ok       a    good",
+        "missing  bcd  gone",
+        "              pip install it",
+        "",
+        "1 ok, 0 limited, 1 missing",
+    ]
+
+
+def test_the_command_looks_at_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert "for the input pipeline" in printed and "GB used" in printed
