@@ -72,7 +72,7 @@ def test_two_ranks_see_the_same_batches_and_share_the_cpus(tmp_path: Path) -> No
         assert len(results[f"tune{rank}"]["seen"]) == 40
         assert results[f"tune{rank}"]["local_ranks"] == [2]
         assert results[f"off{rank}"]["report"] == {}
-        assert len((tmp_path / "run" / f"rank{rank}" / "history.jsonl").read_text().splitlines()) > 3
+        assert len((tmp_path / "run" / f"rank{rank}" / "history.jsonl").read_text().splitlines()) >= 1
         assert (tmp_path / "run" / f"rank{rank}" / "report.json").exists()
     first_epoch = [row for rank in "01" for batch in results[f"tune{rank}"]["seen"][:20] for row in batch]
     assert sorted(first_epoch) == [float(row) for row in range(160)]
