@@ -11,30 +11,31 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from intune_callbacks.agent.curves import Curves
 from intune_callbacks.agent.features import features_of_one
 from intune_callbacks.agent.moves import STAY, STEPS, allowed_of_one, best_moves_of_one
 from intune_callbacks.agent.phases import Moved, ShellConfig, Values
-from intune_callbacks.agent.target import target_of_one, window_ratio
+from intune_callbacks.agent.target import window_ratio
 from intune_callbacks.agent.track import Track
 from intune_callbacks.agent.view import View, needed_of_one
 
-__all__ = ["moves_of_one", "windows_of_one"]
+__all__ = ["gain_of_one", "moves_of_one", "windows_of_one"]
 
 
 def moves_of_one(
-    view: View, track: Track, values: Values, config: ShellConfig, quanta: int
+    view: View, track: Track, aimed: list[float], values: Values, config: ShellConfig, quanta: int
 ) -> tuple[list[float], Moved]:
     """Return where the network goes next, by slot, and the decision as the learner needs it.
 
     Args:
         view, track: of one pipeline.
+        aimed: the allocation fitted to what was measured, by slot.
         values: the network.
         config: of the shell.
         quanta: see `best_moves`.
     """
     one = view.one
     ratio = [wide / max(n, 1.0) if n > 0.0 else 0.0 for wide, n in zip(one.window, one.value, strict=True)]
-    aimed = target_of_one(one, track.curves.one, config.usable)
     slots, pipeline = features_of_one(view, track, aimed, ratio)
     q = values(slots, pipeline, view.mask[0]).tolist()
     fine = allowed_of_one(one, ratio, config.memory_limit)
@@ -48,6 +49,23 @@ def moves_of_one(
     # What is clearly worse than the best known is left, not walked out of.
     best: list[float] = track.best[0][0].tolist()
     return best if back else [now + STEPS[move] for now, move in zip(one.value, moves, strict=True)], moved
+
+
+def gain_of_one(one: SimpleNamespace, curves: Curves, wanted: Sequence[float]) -> float:
+    """Return what `expected_gain` does for one pipeline.
+
+    Args:
+        one: `View.one`.
+        curves: its fitted stages.
+        wanted: workers, by slot.
+    """
+    has = [i for i, is_worker in enumerate(one.workers) if is_worker]
+
+    def slowest_s(value: Sequence[float]) -> float:
+        each = [curves.service_s_of_one(i, value[i]) / max(value[i], 1.0) for i in has]
+        return float(max([*each, 1.0 / max(one.demand, 1e-12), 1e-12]))
+
+    return math.log(slowest_s(one.value) / slowest_s(wanted))
 
 
 def windows_of_one(

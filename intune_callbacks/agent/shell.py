@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from intune_callbacks.agent.burst import moves_of_one, windows_of_one
+from intune_callbacks.agent.burst import gain_of_one, moves_of_one, windows_of_one
 from intune_callbacks.agent.features import features
 from intune_callbacks.agent.moves import MOVES, STAY, allowed, at, best_moves
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, JUMP, Moved, ShellConfig, Values
-from intune_callbacks.agent.target import expected_gain, fit_budget, fit_memory, target, windows_for
+from intune_callbacks.agent.target import expected_gain, fit_budget, fit_memory, target, target_of_one, windows_for
 from intune_callbacks.agent.track import NOBODY, Track
 from intune_callbacks.agent.view import Bools, Floats, Ints, View
 
@@ -89,10 +89,13 @@ class Shell:
             self._held[0], self.moved, value = held + 1, None, one.value
         else:
             left = int(self._left[0])
-            if not bound or left <= 0 or left % c.review == 0 or self._idle[0] >= c.patience or self.explore > 0.0:
+            if not bound or left <= 0 or self._idle[0] >= c.patience or self.explore > 0.0:
+                return None
+            aimed = target_of_one(one, track.curves.one, c.usable)
+            if left % c.review == 0 and gain_of_one(one, track.curves, aimed) > c.worth:
                 return None
             assert self.values is not None
-            value, self.moved = moves_of_one(view, track, self.values, c, self.quanta)
+            value, self.moved = moves_of_one(view, track, aimed, self.values, c, self.quanta)
             still = value == one.value and bool(self.moved.followed[0])
             self._held[0], self._left[0], self._idle[0] = 0, left - 1, self._idle[0] + 1 if still else 0
         window = windows_of_one(one, track.curves.one.cv, value, bound, c.memory_limit)
