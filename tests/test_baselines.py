@@ -197,6 +197,17 @@ def test_counts_are_taken_while_only_a_buffer_grows() -> None:
     assert fitter.fits()["a"].items_per_batch == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+@pytest.mark.parametrize("reading", ["service_s", "service_cpu_s", "service_cv"])
+def test_what_could_not_be_measured_is_not_learnt(reading: str, odd: float) -> None:
+    loop, fitter = FakeLoop(FakePipeline({"a": Work(0.1)}, FakeMachine())), Fitter()
+    seen = loop.observe()
+    fitter.learn(seen)
+    known = fitter.state_dict()
+    fitter.learn(replace(seen, rates={"a": replace(seen.rates["a"], **{reading: odd})}))
+    assert fitter.state_dict() == known
+
+
 def test_other_work_is_forgotten() -> None:
     pipeline = FakePipeline({"a": Work(0.02, cpu_share=0.1, workers=4, window=16)}, FakeMachine(cpus=64.0))
     loop, fitter = FakeLoop(pipeline), Fitter()

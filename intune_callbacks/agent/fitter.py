@@ -101,6 +101,8 @@ class Fitter:
         for name, rates in observation.rates.items():
             if rates.items < 1 or rates.service_s <= 0.0 or name not in current:
                 continue
+            if not math.isfinite(rates.service_s + rates.service_cpu_s + rates.service_cv):
+                continue  # of a broken counter or clock
             memory = self._stages.setdefault(name, _StageMemory())
             self._learn_costs(memory, rates, observation.batches, self._steady_windows)
             if is_crowded:
