@@ -63,7 +63,8 @@ class Decision:
         }
         return {
             "step": seen.step,
-            "at_s": _number(seen.at_s),
+            # Of a clock that counts since the machine was started: six digits would be seconds.
+            "at_s": round(seen.at_s, 3) if math.isfinite(seen.at_s) else None,
             "observation": {
                 "elapsed_s": _number(seen.elapsed_s),
                 "batches_per_s": _number(seen.batches_per_s),

@@ -52,6 +52,11 @@ def test_infinities_become_null(tmp_path: Path) -> None:
     assert line["observation"]["rates"]["decode"]["service_s"] is None
 
 
+def test_times_keep_their_milliseconds_on_a_machine_that_has_been_up_for_long() -> None:
+    seen = replace(observation([STAGE]), at_s=8_640_000.1234)
+    assert decision(observation=seen).to_json()["at_s"] == 8_640_000.123
+
+
 def test_memory_is_bounded_but_events_are_kept() -> None:
     history = History()
     history.add(decision(0, proposed={"decode": 4}))
