@@ -46,6 +46,11 @@ class CriteoLoader(Loader[Batch]):  # type: ignore[misc]
         """Malformed rows left out in this epoch so far (those of prefetched blocks included), or in the last one."""
         return self._batcher.skipped if self._batcher is not None else 0
 
+    @property
+    def all_skipped_rows(self) -> int:
+        """Malformed rows left out in this epoch and in those before it that went to their end, each time they were."""
+        return self.skipped_rows + (self._batcher.skipped_before if self._batcher is not None else 0)
+
     @cached_property
     def _batches(self) -> int:
         if self._count is None:

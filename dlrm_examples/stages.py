@@ -129,18 +129,23 @@ class Batcher(BaseNode[tuple[Rows, ...]]):  # type: ignore[misc]
     Attributes:
         skipped: malformed rows left out since the beginning of the epoch; exact when it has ended, before that with
             those of the blocks read ahead.
+        skipped_before: malformed rows left out in the epochs before that went to their end, since this node was made.
     """
 
     def __init__(self, source: BaseNode[Rows], batch_size: int, *, drop_last: bool = False) -> None:
         super().__init__()
         self.source, self.batch_size, self.drop_last = source, batch_size, drop_last
         self._open: deque[tuple[dict[str, Any], int, Rows]] = deque()
-        self._used = self.skipped = 0
+        self._used = self.skipped = self.skipped_before = 0
+        self._ended = False
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
         self._open.clear()
         self._used = initial_state["used"] if initial_state else 0
+        # Lightning makes an iterator it does not use, whose first blocks are read ahead.
+        self.skipped_before += self.skipped if self._ended else 0
+        self._ended = False
         self.skipped = initial_state["skipped"] if initial_state else 0
         self.source.reset(initial_state["source"] if initial_state else None)
 
@@ -174,6 +179,7 @@ class Batcher(BaseNode[tuple[Rows, ...]]):  # type: ignore[misc]
         try:
             rows = next(self.source)
         except StopIteration:
+            self._ended = True
             return False
         self.skipped += rows.skipped
         if len(rows):

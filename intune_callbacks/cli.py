@@ -11,6 +11,7 @@ from typing import Any
 
 import recipes
 from intune_callbacks import __version__
+from intune_callbacks.config import MODES
 from intune_callbacks.errors import BuildFailed, ConfigError, MissingPackage
 
 __all__ = ["main"]
@@ -27,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `intune`; those of this process by default.
 
     Returns:
-        0 if all went well, 1 if a file was in the way, 2 for a wrong command line or configuration or if the tf.data
-        operations cannot be built, 130 when interrupted.
+        0 if all went well, 1 if a file was in the way or there was no job to watch, 2 for a wrong command line or
+        configuration or if the tf.data operations cannot be built, 130 when interrupted.
     """
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     try:
         return int(options.command(options))
     except (BuildFailed, ConfigError, MissingPackage) as error:
@@ -39,6 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("intune: interrupted", file=sys.stderr)
         return 130
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(options, "words") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # by itself argparse takes no key=value behind an option
+        options.words = [*options.words, *rest]
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,13 +68,16 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="run a recipe, or an edited copy of one")
     run.add_argument("name", metavar="NAME|FILE", help="one of `intune ls`, or a configuration file")
-    run.add_argument("overrides", metavar="key=value", nargs="*", help=OVERRIDES)
+    run.add_argument("words", metavar="key=value", nargs="*", help=OVERRIDES)
+    run.add_argument("--mode", choices=MODES, help="what the tuner does; wins over the recipe")
     run.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
     run.set_defaults(command=_run)
 
     demo = commands.add_parser("demo", help="run a recipe twice, untuned and tuned, and compare")
     demo.add_argument("words", metavar="NAME|key=value", nargs="*", help=f"as for `run`; NAME is {DEMO} by default")
+    demo.add_argument("--mode", choices=MODES, help="what the tuner does in the second run")
     demo.set_defaults(command=_demo)
+    _add_watch(commands)
     _add_plan(commands)
     _add_pretrain(commands)
 
@@ -74,6 +88,13 @@ def _parser() -> argparse.ArgumentParser:
     build_tf.add_argument("--force", action="store_true", help="compile even if that has been done")
     build_tf.set_defaults(command=_build_tf)
     return parser
+
+
+def _add_watch(commands: Any) -> None:
+    watch = commands.add_parser("watch", help="show what a running job's tuner sees and does")
+    watch.add_argument("folder", metavar="DIR", type=Path, help="the job's run_dir")
+    watch.add_argument("--wait", metavar="S", type=float, default=300.0, help="seconds to wait for its first decision")
+    watch.set_defaults(command=_watch)
 
 
 def _add_plan(commands: Any) -> None:
@@ -131,7 +152,7 @@ def _cp(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from recipes import config
 
-    resolved = config.load(recipes.source(options.name), options.overrides)
+    resolved = config.load(recipes.source(options.name), [*options.words, *_mode(options)])
     if options.dry_run:
         mode, source = resolved.mode
         print(f"# intune.mode in force: {mode} (from {source})")
@@ -148,8 +169,18 @@ def _demo(options: argparse.Namespace) -> int:
 
     named = bool(options.words) and "=" not in options.words[0]
     name, overrides = (options.words[0], options.words[1:]) if named else (DEMO, options.words)
-    demo.run(config.load(recipes.source(name), [*demo.DEFAULTS, *overrides]))
+    demo.run(config.load(recipes.source(name), [*demo.DEFAULTS, *overrides, *_mode(options)]))
     return 0
+
+
+def _mode(options: argparse.Namespace) -> list[str]:
+    return [] if options.mode is None else [f"intune.mode={options.mode}"]
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from intune_callbacks.watch import watch
+
+    return watch(options.folder, wait_s=options.wait)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -6,12 +6,12 @@ import difflib
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from intune_callbacks.errors import ConfigError
 
-__all__ = ["MODES", "POLICIES", "TunerConfig", "choice_problem", "nearest", "number_problem", "resolve_mode"]
+__all__ = ["MODES", "POLICIES", "TunerConfig", "choice_problem", "nearest", "number_problem", "resolve_mode", "sourced"]
 
 MODES = ("off", "observe", "advise", "tune")
 POLICIES = ("dqn", "model-jump", "hill-climb", "closed-form", "even")
@@ -118,3 +118,29 @@ def resolve_mode(argument: str | None, environment: Mapping[str, str] | None = N
     if problems:
         raise ConfigError(problems)
     return mode, source
+
+
+def sourced(
+    config: TunerConfig, mode_source: str, sources: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return each value of the tuner and where it came from.
+
+    Args:
+        config: the values in force.
+        mode_source: where the mode came from.
+        sources: name -> where a value was given; what is not in it is a ``default``. None, for a callback: a value
+            other than the default is an ``argument``, for Python does not tell a default from the same value given.
+
+    Returns:
+        Name -> ``{"value": ..., "source": ...}`` with source ``default``, ``argument``, ``recipe``, ``command line``
+        or ``INTUNE_MODE``.
+    """
+    stock, found = TunerConfig(), {}
+    for name in (field.name for field in fields(config)):
+        value = getattr(config, name)
+        if sources is None:
+            source = "default" if value == getattr(stock, name) else "argument"
+        else:
+            source = sources.get(name, "default")
+        found[name] = {"value": value, "source": mode_source if name == "mode" else source}
+    return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intune_callbacks.config import TunerConfig, resolve_mode
+from intune_callbacks.config import TunerConfig, resolve_mode, sourced
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.ranks import exchange
 from intune_callbacks.report import build_report, write_report
@@ -79,6 +79,7 @@ class TunedFit:
     Attributes:
         frozen: why nothing is tuned any more, None while all is well.
         tuner: the one loop, None until training has begun.
+        waited: what the progress bar shows: the share of data wait at first and now; None before the first decision.
     """
 
     def __init__(self, settings: Settings, rank: int = 0, world: int = 1) -> None:
@@ -88,6 +89,12 @@ class TunedFit:
         self.run_dir = folder / f"rank{rank}" if folder is not None and world > 1 else folder
         self.frozen: str | None = None
         self.tuner: Tuner | None = None
+        self.waited: str | None = None
+
+    def note_wait(self, seen: Observation) -> None:
+        """Bring `waited` up to date."""
+        first = self.waited.partition(">")[0] if self.waited is not None else f"{seen.wait_frac:.0%}"
+        self.waited = f"{first}>{seen.wait_frac:.0%}"
 
     def give_up(self, where: str, error: BaseException) -> None:
         """Freeze the allocation where it is and say so once; training goes on."""
@@ -118,7 +125,8 @@ class TunedFit:
         self.tuner.close()
         summary = self.tuner.summary()
         summary["frozen"] = self.frozen or summary["frozen"]
-        report = build_report(summary, mode_source=self.mode_source, note=note or None) | more
+        settings = sourced(self.config, self.mode_source)
+        report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings) | more
         ranks = exchange(report, self.rank, self.world) if together else None
         if ranks is not None:
             report["ranks"] = ranks

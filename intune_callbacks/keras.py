@@ -75,8 +75,9 @@ class InTuneCallback(_Callback):
     ``intune/rss_frac``                 memory in use, as a share of the container's or machine's limit, 0..1
     =================================== ==============================================================================
 
-    The progress bar shows ``intune/wait_frac`` alone. The first step of a fit compiles the model and fills the
-    pipeline, and is not measured. On TensorFlow a batch counts as many samples as a full one.
+    The progress bar shows one field, the share of data wait at first and now, such as ``in: 34%>4%``; with
+    ``verbose=2`` it is ``intune/wait_frac``, for there Keras prints numbers only. The first step of a fit compiles the
+    model and fills the pipeline, and is not measured. On TensorFlow a batch counts as many samples as a full one.
 
     Args:
         mode: ``off`` (no trace), ``observe`` (measure and report), ``advise`` (also say what it would do) or ``tune``;

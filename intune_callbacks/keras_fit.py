@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import _thread
 import logging
-import os
 import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from intune_callbacks.card import show
 from intune_callbacks.fit import Settings, TunedFit, stage_metrics
 from intune_callbacks.history import History
-from intune_callbacks.keras_hooks import Fetches, TrainData, batch_rows, from_fit, put_first
+from intune_callbacks.keras_bar import Bar, put_first
+from intune_callbacks.keras_hooks import Fetches, TrainData, batch_rows, from_fit
 from intune_callbacks.keras_timer import LoopReading, LoopTimer
 from intune_callbacks.monitor.device import CudaWait, cuda_wait
 from intune_callbacks.monitor.resources import MachineProbe
 from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import find
-from intune_callbacks.report import end_card
+from intune_callbacks.ranks import place
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Clock, Pipeline
 
@@ -27,7 +28,6 @@ __all__ = ["Fit"]
 
 log = logging.getLogger(__name__)
 
-PREFIX = "intune/"
 # Steps shorter than this share one look at the counters: with cold caches a look costs some 50 us.
 LOOK_EVERY_S = 0.01
 
@@ -44,7 +44,7 @@ class Fit(TunedFit):
     """
 
     def __init__(self, settings: Settings) -> None:
-        rank, world, local_ranks = _ranks()
+        rank, world, local_ranks = place()
         super().__init__(settings, rank, world)
         config = settings.config
         self.data: TrainData | None = None
@@ -58,6 +58,7 @@ class Fit(TunedFit):
         self._sink: Any = None
         self._rows = 1
         self._cuda: CudaWait | None = None
+        self._bar = Bar(None)
         self._fetches = Fetches(self._clock, self._before_fetch, self._after_fetch)
         self._timer = LoopTimer(self._read, self._clock)
         self._begun = 0
@@ -80,7 +81,8 @@ class Fit(TunedFit):
             last: the callback's fit before this one; if it had the same data, its allocation is where this one starts.
         """
         iterator, callbacks = from_fit(frame)
-        put_first(callbacks, callback, PREFIX, PREFIX + "wait_frac")
+        put_first(callbacks, callback)
+        self._bar = Bar(callbacks)
         if iterator is None:
             self.why = "this version of Keras keeps its data where InTune does not find it; nothing is tuned"
         else:
@@ -121,8 +123,11 @@ class Fit(TunedFit):
         self._samples += samples
         exposed_wait_s = None if self._cuda is None else self._cuda.read()
         decision = self.tuner.batch(totals, samples, exposed_wait_s)
-        if decision is not None and decision.applied:
-            log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
+        if decision is not None:
+            if decision.applied:
+                log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
+            self.note_wait(decision.observation)
+        self._bar.show(self.waited)
 
     def pause(self) -> None:
         """What follows, up to the next epoch, is neither data wait nor the model's time."""
@@ -176,7 +181,7 @@ class Fit(TunedFit):
                 pipeline=self.why or None,
             )
             if self.report and show_card and self.show_card and self.rank == 0:
-                print(end_card(self.report))
+                show(self.report, self.run_dir)
         except Exception as error:
             self.give_up("the report", error)
         # The callback may live on for long; what the user trained on need not.
@@ -187,7 +192,7 @@ class Fit(TunedFit):
     def _attach(self, data: TrainData) -> None:
         config, tune = self.config, self.config.mode == "tune"
         self.why = data.why
-        self._timer = LoopTimer(self._read, self._clock, data.fetches_ahead)
+        self._timer = LoopTimer(self._read, self._clock, data.together)
         if data.loader is not None:
             found = find(data.loader, max_workers=config.max_workers, workers_kind=config.workers_kind, live=tune)
             self.why = found.why
@@ -238,6 +243,7 @@ class Fit(TunedFit):
 
     def _ends(self) -> Iterator[Any]:
         yield self._timer.pause  # while the counters can still be read
+        yield self._bar.close
         if self.data is not None:
             yield self.data.restore
         yield self.pipeline.close
@@ -275,14 +281,3 @@ def _abandoned(fit: Fit) -> None:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
-
-
-def _ranks() -> tuple[int, int, int]:
-    """Return (rank, world, local ranks) as torchrun sets them, or JAX knows them."""
-    jax = sys.modules.get("jax")
-    joined = getattr(getattr(jax, "distributed", None), "is_initialized", None)
-    if jax is not None and joined is not None and joined():
-        return jax.process_index(), jax.process_count(), 1
-    numbers = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
-    rank, world, local = (int(number) if number.isdigit() else None for number in numbers)
-    return rank or 0, world or 1, local or 1

@@ -11,7 +11,7 @@ from typing import Any
 from intune_callbacks.fit import samples_in
 from intune_callbacks.types import Clock
 
-__all__ = ["Fetches", "TrainData", "batch_rows", "from_fit", "put_first"]
+__all__ = ["Fetches", "TrainData", "batch_rows", "from_fit"]
 
 _MISSING = object()
 
@@ -48,7 +48,7 @@ class TrainData:
         in_python: True when Keras fetches in Python (torch and JAX), so that a fetch can be timed there; on TensorFlow
             the fetch is part of the compiled step.
         on_torch: True on the torch backend.
-        fetches_ahead: True when a compiled loop over several steps asks for the next batch while it computes.
+        together: steps of one compiled loop, which asks for its batches while it computes; else 1.
         batch_rows: samples of a full batch as Keras knows them, None where it does not.
         why: for what is neither dataset nor loader, why it cannot be tuned and the smallest change that would help.
     """
@@ -60,7 +60,7 @@ class TrainData:
         given = getattr(self._adapter, "_dataset", None)
         in_graph = getattr(epoch_iterator, "_distributed_dataset", None)
         self.in_python = in_graph is None
-        self.fetches_ahead = not self.in_python and getattr(epoch_iterator, "steps_per_execution", 1) != 1
+        self.together = 1 if self.in_python else _whole(getattr(epoch_iterator, "steps_per_execution", 1)) or 1
         self.on_torch = ".torch." in type(epoch_iterator).__module__
         self.own = _is_dataset(given)
         iterated = given if self.in_python else in_graph
@@ -196,33 +196,6 @@ def _end_of_sequence() -> BaseException:
     """What Keras expects of a train step on TensorFlow that finds no batch."""
     error: BaseException = sys.modules["tensorflow"].errors.OutOfRangeError(None, None, "End of sequence")
     return error
-
-
-def put_first(callbacks: Any, ours: Any, prefix: str, shown: str) -> None:
-    """Let the callbacks that were listed before ours see our keys of the epoch logs too, and keep the bar short.
-
-    Args:
-        callbacks: the `keras.callbacks.CallbackList` of the fit, which it is free to change.
-        ours: the callback to put first.
-        prefix: how our keys begin.
-        shown: the only one of them the progress bar shows: all of them would fill several lines.
-    """
-    listed = getattr(callbacks, "callbacks", None)
-    places = [i for i, callback in enumerate(listed) if callback is ours] if isinstance(listed, list) else []
-    if not places or listed is None:
-        return
-    # In place and to the front: whoever goes through the list right now still goes on with the one after ours.
-    listed.insert(0, listed.pop(places[0]))
-    bar = getattr(callbacks, "_progbar", None)
-    stock = getattr(type(bar), "on_epoch_end", None)
-    if bar is None or stock is None or "on_epoch_end" in vars(bar):
-        return
-    held = weakref.ref(bar)
-
-    def on_epoch_end(epoch: int, logs: dict[str, Any] | None = None) -> None:
-        stock(held(), epoch, {k: v for k, v in (logs or {}).items() if k == shown or not k.startswith(prefix)})
-
-    bar.on_epoch_end = on_epoch_end
 
 
 def batch_rows(dataset: Any) -> int | None:

@@ -35,20 +35,22 @@ class LoopTimer:
     It begins paused. Who fetches counts; this only says which part of the counters belongs to the loop.
 
     With ``steps_per_execution`` above 1 a compiled loop asks for batches while it computes, so part of the fetch costs
-    nothing. How much is known from the time of steps that were well fed; before there was one, all of it counts.
+    nothing. How much is known from the time of steps that were well fed. Before there was one it follows from this: of
+    N steps that fetch for f seconds and compute for c each, the first fetch and the last computation have nothing
+    beside them, so the loop takes N f + c seconds if f >= c, and f + N c if not.
 
     Args:
         read: the counters now.
         clock: its `wall` is read once per call.
-        fetches_ahead: True when the loop asks for batches while it computes.
+        together: steps of one compiled loop that asks for batches while it computes; 1 where each waits for its own.
 
     Attributes:
         samples: samples of the steps counted so far.
     """
 
-    def __init__(self, read: Callable[[], LoopReading], clock: Clock, fetches_ahead: bool = False) -> None:
+    def __init__(self, read: Callable[[], LoopReading], clock: Clock, together: int = 1) -> None:
         self._now, self._reading = clock.wall, read
-        self._ahead = fetches_ahead
+        self._together = together
         self._step_s: float | None = None
         self._running = False
         self._start_s: float | None = None
@@ -92,11 +94,18 @@ class LoopTimer:
 
     def _blocked(self, waited_s: float, spent_s: float, steps: int) -> float:
         """Return the part of the fetch in which the loop did nothing else."""
-        if not self._ahead or steps == 0:
+        if self._together == 1 or steps == 0:
             return waited_s
         if waited_s < FED_FRAC * spent_s:
             step_s = spent_s / steps
             self._step_s = step_s if self._step_s is None else 0.8 * self._step_s + 0.2 * step_s
-        elif self._step_s is not None:
-            return min(waited_s, max(spent_s - steps * self._step_s, 0.0))
-        return waited_s
+            return waited_s
+        step_s = _step_s(waited_s, spent_s, steps, self._together) if self._step_s is None else self._step_s
+        return min(waited_s, max(spent_s - steps * step_s, 0.0))
+
+
+def _step_s(waited_s: float, spent_s: float, steps: int, together: int) -> float:
+    """Return how long one step computes, from loops of `together` steps that are alike."""
+    loops, fetch_s = steps / together, waited_s / steps
+    alone_s = (spent_s - waited_s) / loops
+    return alone_s if alone_s <= fetch_s else (spent_s - loops * fetch_s) / steps

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from intune_callbacks.card import show
 from intune_callbacks.fit import Settings, TunedFit, metrics, samples_in
 from intune_callbacks.history import History
 from intune_callbacks.lightning_hooks import FetchHooks, TrainLoaders
@@ -15,7 +16,6 @@ from intune_callbacks.monitor.resources import MachineProbe
 from intune_callbacks.monitor.wait import StepTimer
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import find
-from intune_callbacks.report import end_card
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Clock, Observation
 
@@ -49,7 +49,6 @@ class Fit(TunedFit):
         self.hooks = FetchHooks(trainer.fit_loop.epoch_loop, self._before_fetch, self._after_fetch)
         self.why: tuple[str, ...] = ()
         self._no_wait: str | None = None
-        self._first_wait_frac: float | None = None
         self._outer_error: BaseException | None = None
 
     def attach(self) -> None:
@@ -114,7 +113,7 @@ class Fit(TunedFit):
             note = "; ".join([self._no_wait] if self._no_wait is not None else self.why)
             report = self.finish(note, together=show_card)
             if report and show_card and self.show_card and self.trainer.is_global_zero:
-                print(end_card(report))
+                show(report, self.run_dir)
         except Exception as error:
             self.give_up("the report", error)
         return report
@@ -152,10 +151,9 @@ class Fit(TunedFit):
 
     def _publish(self, seen: Observation) -> None:
         trainer = self.trainer
-        if self._first_wait_frac is None:
-            self._first_wait_frac = seen.wait_frac
+        self.note_wait(seen)
         # A string: self.log() takes numbers only, and would cost something at each step.
-        trainer.progress_bar_metrics["in"] = f"{self._first_wait_frac:.0%}>{seen.wait_frac:.0%}"
+        trainer.progress_bar_metrics["in"] = self.waited
         step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
         for logger in trainer.loggers:
             separator = getattr(logger, "group_separator", "/")

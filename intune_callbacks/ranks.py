@@ -1,16 +1,17 @@
-"""What the ranks of a run tell each other at its end: who kept the others waiting for data."""
+"""Which rank this is, and what the ranks of a run tell each other at its end: who kept the others waiting for data."""
 
 from __future__ import annotations
 
 import datetime
 import itertools
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-__all__ = ["compare", "exchange"]
+__all__ = ["compare", "exchange", "place"]
 
 WAIT_S = 5.0
 NOTABLE_FRAC = 0.05
@@ -85,3 +86,14 @@ def compare(ranks: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
         "line": f"rank {worst} keeps the others waiting: {longest_s * 1e3:.3g} ms a step for its data, "
         f"theirs {others_s * 1e3:.3g} ms",
     }
+
+
+def place() -> tuple[int, int, int]:
+    """Return (rank, world, local ranks) as torchrun sets them, or JAX knows them."""
+    jax = sys.modules.get("jax")
+    joined = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if jax is not None and joined is not None and joined():
+        return jax.process_index(), jax.process_count(), 1
+    numbers = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+    rank, world, local = (int(number) if number.isdigit() else None for number in numbers)
+    return rank or 0, world or 1, local or 1

@@ -12,24 +12,35 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["build_report", "end_card", "write_report"]
+from intune_callbacks.advice import to_set
 
+__all__ = ["build_report", "card_rows", "end_card", "write_report"]
+
+FILES = ("report.html", "report.json", "history.jsonl", "found.yaml")
 FRAMEWORKS = ("torch", "pytorch_lightning", "lightning", "torchdata", "tensorflow", "keras", "jax")
 
 
 def build_report(
-    summary: Mapping[str, Any], *, mode_source: str = "default", auc: float | None = None, note: str | None = None
+    summary: Mapping[str, Any],
+    *,
+    mode_source: str = "default",
+    auc: float | None = None,
+    note: str | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the report of one run.
 
     Args:
         summary: what `Tuner.summary()` gave.
-        mode_source: where the mode came from: ``INTUNE_MODE``, ``argument`` or ``default``.
+        mode_source: where the mode came from: ``INTUNE_MODE``, ``command line``, ``argument``, ``recipe`` or
+            ``default``.
         auc: test AUC of the trained model, if a recipe measured it.
         note: why nothing can be tuned and what would change that, if so.
+        settings: each value of the tuner and where it came from; see `intune_callbacks.config.sourced`.
 
     Returns:
-        The summary with ``verdict``, ``why``, ``next``, ``memory``, ``versions``, ``mode_source`` and ``auc``.
+        The summary with ``verdict``, ``why``, ``next``, ``memory``, ``versions``, ``mode_source``, ``settings`` and
+        ``auc``.
     """
     before, after = summary["before"], summary["after"]
     return {
@@ -38,6 +49,7 @@ def build_report(
         "next": _next(summary, note),
         "mode": summary["mode"],
         "mode_source": mode_source,
+        "settings": dict(settings or {}),
         "policy": summary["policy"],
         "before": before,
         "after": after,
@@ -78,11 +90,27 @@ def write_report(directory: str | Path, report: Mapping[str, Any]) -> Path:
     return path
 
 
-def end_card(report: Mapping[str, Any]) -> str:
-    """Return the card: verdict first, then why, before, after and what to do next, one line each.
+def end_card(report: Mapping[str, Any], folder: Path | None = None) -> str:
+    """Return the card as plain text: verdict first, then why, before, after and what to do next, a row each.
 
     Args:
         report: what `build_report` gave.
+        folder: where the run wrote its files, if it did.
+    """
+    (name, head), *rows = card_rows(report, folder)
+    verdict, _, facts = head.partition("  ")
+    lines = [f"{f'{name}  {verdict}':<34}  {facts}"]
+    for label, text in rows:
+        lines.append(f"{label:<6}  " + text.replace("\n", "\n" + 8 * " "))
+    return "\n".join(lines)
+
+
+def card_rows(report: Mapping[str, Any], folder: Path | None = None) -> list[tuple[str, str]]:
+    """Return the rows of the end card: a label, and a text that may have several lines.
+
+    Args:
+        report: what `build_report` gave.
+        folder: where the run wrote its files, if it did.
     """
     before, after = report["before"], report["after"]
     changes, settled_s = report["changes"], report["settled_after_s"]
@@ -92,23 +120,27 @@ def end_card(report: Mapping[str, Any]) -> str:
         facts.append(f"settled after {_duration(settled_s)}")
     if report["frozen"]:
         facts.append("frozen")
-    lines = [f"InTune  {first} -> {last}" if first != last else f"InTune  {last}"]
-    lines[0] = f"{lines[0]:<34}  {', '.join(facts)}"
     fed = after["verdict"] in ("compute-bound", "balanced") and not changes
-    lines.append(f"why     {'the input pipeline is not the bottleneck; nothing was changed' if fed else report['why']}")
+    rows = [
+        ("InTune", f"{first} -> {last}  {', '.join(facts)}" if first != last else f"{last}  {', '.join(facts)}"),
+        ("why", "the input pipeline is not the bottleneck; nothing was changed" if fed else report["why"]),
+    ]
     if changes:
-        lines.append(f"before  {_line(before, report['stages'], 'first')}")
-        headroom = after["headroom"]
-        left = f"   headroom left {headroom:.0%}" if headroom is not None else ""
-        lines.append(f"after   {_line(after, report['stages'], 'current')}{left}")
+        left = f"   headroom left {_percent(after['headroom'])}" if after["headroom"] is not None else ""
+        rows.append(("before", _line(before, report["stages"], "first")))
+        rows.append(("after", f"{_line(after, report['stages'], 'current')}{left}"))
     else:
-        lines.append(f"now     {_line(after, report['stages'], 'current')}")
+        rows.append(("now", _line(after, report["stages"], "current")))
     if report.get("ranks"):
-        lines.append(f"ranks   {report['ranks']['line']}")
+        rows.append(("ranks", report["ranks"]["line"]))
     if report["frozen"]:
-        lines.append(f"frozen  {report['frozen']}")
-    lines.append(f"next    {report['next']}")
-    return "\n".join(lines)
+        rows.append(("frozen", report["frozen"]))
+    if report["mode_source"] != "default":
+        rows.append(("mode", f"{report['mode']}, from {_where(report['mode_source'])}"))
+    written = [name for name in FILES if folder is not None and (folder / name).is_file()]
+    if written:
+        rows.append(("files", f"{', '.join(written)} in {folder}"))
+    return [*rows, ("next", report["next"])]
 
 
 def _next(summary: Mapping[str, Any], note: str | None) -> str:
@@ -122,9 +154,10 @@ def _next(summary: Mapping[str, Any], note: str | None) -> str:
     if summary["mode"] == "advise":
         advice = next((d["granted"] for d in reversed(summary["decisions"]) if d["granted"]), None)
         if advice:
-            first = {entry["name"]: entry["first"] for entry in summary["stages"]}
-            listed = ", ".join(f"{name} {value} (was {first.get(name, '?')})" for name, value in advice.items())
-            return f"set {listed}, or let mode='tune' do it"
+            code, words = to_set(advice, summary["stages"])
+            listed = f"set {', '.join(words)}" if words else ""
+            head = ", and ".join([*(["paste what is below"] if code else []), *([listed] if listed else [])])
+            return "\n".join([f"{head}, or let mode='tune' do it", *code])
     if verdict == "input-bound":
         if summary["mode"] == "observe":
             return "run with mode='tune', or mode='advise' to see what it would do"
@@ -138,11 +171,20 @@ def _next(summary: Mapping[str, Any], note: str | None) -> str:
 
 def _line(side: Mapping[str, Any], stages: list[Mapping[str, Any]], which: str) -> str:
     rate = side["throughput_samples_per_s"]
-    parts = [f"{_grouped(rate)} samples/s" if rate is not None else "not measured", _allocation(stages, which)]
+    parts = [f"{_grouped(rate)} samples/s" if rate is not None else "not measured", _wait(side)]
+    parts.append(_allocation(stages, which))
     used, limit = side["memory_used_bytes"], side["memory_limit_bytes"]
     if used is not None and limit:
-        parts.append(f"  RAM {used / 1e9:.1f} of {limit / 1e9:.0f} GB")
+        parts.append(f"RAM {used / 1e9:.1f} of {limit / 1e9:.0f} GB")
     return "   ".join(part for part in parts if part)
+
+
+def _wait(side: Mapping[str, Any]) -> str:
+    if side["wait_frac"] is None:
+        return ""
+    idle = side.get("exposed_wait_frac")
+    # A blocked loop does no harm while the GPU still has work, and the verdict goes by the GPU.
+    return f"wait {_percent(side['wait_frac'])}" + (f" (GPU idle {_percent(idle)})" if idle is not None else "")
 
 
 def _allocation(stages: list[Mapping[str, Any]], which: str) -> str:
@@ -155,6 +197,14 @@ def _allocation(stages: list[Mapping[str, Any]], which: str) -> str:
     }
     shown = [entry for entry in stages if entry["window_of"] is None]
     return " · ".join(f"{entry['name']} {entry[which]}{windows.get(entry['name'], '')}" for entry in shown)
+
+
+def _where(source: str) -> str:
+    return {"argument": "the argument", "recipe": "the recipe", "command line": "the command line"}.get(source, source)
+
+
+def _percent(frac: float) -> str:
+    return f"{100 * frac:.0f} %"
 
 
 def _grouped(value: float) -> str:

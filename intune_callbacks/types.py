@@ -53,6 +53,9 @@ class Stage:
         sequential: True when it cannot be replicated (then ``low == high``).
         window_of: for a window, the name of the worker stage whose finished results it bounds.
         when: ``now`` if a change acts between two batches, ``epoch`` if it acts at the next epoch.
+        knob: how the user writes the value, such as ``DataLoader(num_workers={})``; a window's is one more argument
+            inside the brackets of its worker stage's, per worker, such as ``prefetch_factor={}``. What follows a ``#``
+            is a remark. Empty where the user has no such way.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Stage:
     sequential: bool = False
     window_of: str | None = None
     when: Literal["now", "epoch"] = "now"
+    knob: str = ""
 
 
 @dataclass(frozen=True, slots=True)

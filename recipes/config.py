@@ -6,11 +6,11 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from intune_callbacks.config import nearest, number_problem, resolve_mode
+from intune_callbacks.config import nearest, number_problem, resolve_mode, sourced
 from intune_callbacks.errors import ConfigError, MissingPackage
 from recipes.sections import Config, Model, Pipeline, Trainer
 
@@ -23,7 +23,7 @@ class Resolved:
 
     Args:
         config: the configuration.
-        sources: dotted key -> ``command line`` or the name of the file; keys left at their default are absent.
+        sources: dotted key -> ``command line`` or ``recipe``; keys left at their default are absent.
     """
 
     config: Config
@@ -34,6 +34,13 @@ class Resolved:
         """The mode in force and where it came from: environment, then command line, then file, then default."""
         mode, source = resolve_mode(self.config.intune.mode)
         return mode, self.sources.get("intune.mode", "default") if source == "argument" else source
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Each value of the tuner and where it came from, as in the report."""
+        mode, source = self.mode
+        given = {key.removeprefix("intune."): where for key, where in self.sources.items() if key.startswith("intune.")}
+        return sourced(replace(self.config.intune, mode=mode), source, given)
 
 
 def load(file: Path, overrides: Sequence[str] = ()) -> Resolved:
@@ -52,7 +59,7 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Resolved:
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise ConfigError([f"{file}: expected 'key: value' lines, got {type(tree).__name__}"])
-    sources = dict.fromkeys(_dotted(tree), file.name)
+    sources = dict.fromkeys(_dotted(tree), "recipe")
     for override in overrides:
         key, sign, text = override.partition("=")
         if not sign or not key:

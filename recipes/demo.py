@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from intune_callbacks.report import end_card, write_report
+from intune_callbacks.card import show
+from intune_callbacks.report import write_report
 from recipes import runner
 from recipes.config import Resolved
 from recipes.outcome import result_table
@@ -25,13 +26,12 @@ def run(resolved: Resolved) -> dict[str, Any]:
     print(f"2 of 2  the same rows, model and start, mode={mode}")
     tuned = runner.train(config, mode, source)
     print(f"        {_figures(tuned.steady)}\n")
-    report = compare(untuned, tuned)
-    path = write_report(config.run_dir, report)
-    print(end_card(report))
+    report = compare(untuned, tuned) | {"settings": resolved.settings}
+    write_report(config.run_dir, report)
+    show(report, config.run_dir)
     print(f"\n{result_table(tuned)}")
     same = "bit-identical" if report["loss_identical"] else "NOT identical"
     print(f"\n{report['speedup']:.2f} times the throughput; the losses of all {len(tuned.losses)} steps are {same}")
-    print(path)
     return report
 
 

@@ -78,7 +78,7 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
         # Lightning 2.6 calls a function torch 2.13 deprecates.
         warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated")
         trainer.fit(model, loader)
-        skipped_rows = loader.skipped_rows
+        skipped_rows = loader.all_skipped_rows
         found = trainer.test(model, held_out, verbose=False)[0]
     threads = workers(config, STAGES)
     steady = observed(curve, threads)

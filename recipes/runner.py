@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from intune_callbacks.report import end_card, write_report
+from intune_callbacks.card import show
+from intune_callbacks.report import write_report
 from recipes.config import Config, Resolved
 from recipes.outcome import Outcome, files, result_table
 
@@ -13,9 +14,10 @@ def run(resolved: Resolved) -> Outcome:
     """Train, write `report.json` and `history.jsonl` into the configuration's `run_dir`, print end card and result."""
     mode, source = resolved.mode
     outcome = train(resolved.config, mode, source)
-    path = write_report(resolved.config.run_dir, outcome.report)
-    print(end_card(outcome.report))
-    print(f"the report is in {path}\n\n{result_table(outcome)}")
+    outcome.report["settings"] = resolved.settings
+    write_report(resolved.config.run_dir, outcome.report)
+    show(outcome.report, resolved.config.run_dir)
+    print(f"\n{result_table(outcome)}")
     return outcome
 
 

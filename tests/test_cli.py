@@ -43,6 +43,33 @@ def test_dry_run_prints_what_is_in_force(capsys: pytest.CaptureFixture[str], mon
     assert "batch_size: 96" in printed
 
 
+@pytest.mark.parametrize(
+    ("variable", "words", "told"),
+    [
+        (None, ["--mode", "off"], "off (from command line)"),
+        (None, ["intune.mode=advise", "--mode", "observe", "batch_size=96"], "observe (from command line)"),
+        (None, ["intune.mode=advise"], "advise (from command line)"),
+        (None, [], "tune (from recipe)"),
+        ("advise", ["--mode", "off"], "advise (from INTUNE_MODE)"),
+    ],
+)
+def test_environment_then_command_line_then_recipe(
+    variable: str | None,
+    words: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("yaml")
+    monkeypatch.delenv("INTUNE_MODE", raising=False)
+    if variable:
+        monkeypatch.setenv("INTUNE_MODE", variable)
+    assert cli.main(["run", "dlrm-lightning", "--dry-run", *words]) == 0
+    printed = capsys.readouterr().out
+    assert f"mode in force: {told}" in printed
+    assert ("batch_size: 96" in printed) == ("batch_size=96" in words)
+
+
 def test_wrong_keys_end_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("yaml")
     assert cli.main(["run", "dlrm-lightning", "batchsize=96", "seed=x", "--dry-run"]) == 2
@@ -60,7 +87,18 @@ def test_without_yaml_the_error_is_the_line_to_type(
     assert "pip install 'intune-callbacks[dlrm]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["tune"], ["run"], ["cp", "dlrm-lightning"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["tune"],
+        ["run"],
+        ["cp", "dlrm-lightning"],
+        ["ls", "more"],
+        ["run", "dlrm-lightning", "--mode", "tun"],
+        ["run", "dlrm-lightning", "--dry-run", "--no-such-option"],
+    ],
+)
 def test_wrong_command_line_exits_with_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(words)

@@ -106,6 +106,18 @@ def test_the_environment_wins_over_the_argument(monkeypatch: pytest.MonkeyPatch)
     assert (callback.config.mode, callback.mode_source) == ("observe", "INTUNE_MODE")
 
 
+def test_the_report_says_where_each_value_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INTUNE_MODE", raising=False)
+    callback = InTuneCallback("observe", cpus=3.0, show_card=False)
+    fit(callback, max_epochs=1)
+    settings = callback.report["settings"]
+    assert settings["mode"] == {"value": "observe", "source": "argument"}
+    assert settings["cpus"] == {"value": 3.0, "source": "argument"}
+    assert {name for name, entry in settings.items() if entry["source"] == "default"} == {
+        name for name in TunerConfig.__dataclass_fields__ if name not in ("mode", "cpus")
+    }
+
+
 def test_one_class_under_both_names_that_can_be_pickled() -> None:
     callback = InTuneCallback()
     for namespace in runs.NAMESPACES.values():

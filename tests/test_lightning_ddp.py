@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ warnings.simplefilter("ignore")
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
 from intune_callbacks import lightning_fit
 from intune_callbacks.lightning import InTuneCallback
 
@@ -43,8 +45,9 @@ for mode in ("off", "tune"):
     model = Model()
     often = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2}
     callback = InTuneCallback(mode, run_dir=str(out / "run"), **often)
+    logger = CSVLogger(out / "logs", version=0) if mode == "tune" else False
     trainer = Trainer(
-        max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False,
+        max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", logger=logger, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[callback],
     )
     data = TensorDataset(torch.arange(800.0).view(800, 1))
@@ -77,3 +80,6 @@ def test_two_ranks_see_the_same_batches_and_share_the_cpus(tmp_path: Path) -> No
     first_epoch = [row for rank in "01" for batch in results[f"tune{rank}"]["seen"][:100] for row in batch]
     assert sorted(first_epoch) == [float(row) for row in range(800)]
     assert run.stdout.count("InTune ") == 1  # the card, at rank zero only
+    (logged,) = (tmp_path / "logs").rglob("metrics.csv")
+    steps = [line["step"] for line in csv.DictReader(logged.read_text().splitlines()) if line["intune/wait_frac"]]
+    assert len(steps) == len(set(steps)) == len((tmp_path / "run/rank0/history.jsonl").read_text().splitlines())

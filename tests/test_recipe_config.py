@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recipes
-from intune_callbacks.config import MODES
+from intune_callbacks.config import MODES, TunerConfig
 from intune_callbacks.errors import ConfigError
 
 pytest.importorskip("yaml")
@@ -45,7 +45,7 @@ def test_overrides_win_over_the_file_and_the_file_over_the_default(tmp_path: Pat
     assert resolved.config.model == replace(Model(), embedding_dim=4)
     assert resolved.config.trainer.learning_rate == 1e-3
     assert resolved.sources == {
-        "batch_size": "recipe.yaml",
+        "batch_size": "recipe",
         "model.embedding_dim": "command line",
         "trainer.learning_rate": "command line",
     }
@@ -59,10 +59,25 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
 def test_mode_sources(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INTUNE_MODE", raising=False)
     file = write(tmp_path, f"intune: {{mode: {mode}}}\n")  # YAML reads a bare off as false
-    assert load(file).mode == (mode, "recipe.yaml")
+    assert load(file).mode == (mode, "recipe")
     assert load(file, [f"intune.mode={mode}"]).mode == (mode, "command line")
     monkeypatch.setenv("INTUNE_MODE", "advise")
     assert load(file, [f"intune.mode={mode}"]).mode == ("advise", "INTUNE_MODE")
+
+
+def test_the_report_says_where_each_value_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INTUNE_MODE", raising=False)
+    file = write(tmp_path, "intune:\n  policy: even\n  cpus: 3\n  warmup_batches: 20\n")
+    resolved = load(file, ["intune.cpus=5", "intune.mode=advise"])
+    settings = resolved.settings
+    assert set(settings) == {field.name for field in fields(TunerConfig)}
+    assert settings["mode"] == {"value": "advise", "source": "command line"}
+    assert settings["policy"] == {"value": "even", "source": "recipe"}
+    assert settings["cpus"] == {"value": 5.0, "source": "command line"}
+    assert settings["warmup_batches"] == {"value": 20, "source": "recipe"}  # though it is the default, too
+    assert settings["memory_soft_limit"] == {"value": 0.90, "source": "default"}
+    monkeypatch.setenv("INTUNE_MODE", "off")
+    assert resolved.settings["mode"] == {"value": "off", "source": "INTUNE_MODE"}
 
 
 def test_mode_defaults_to_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

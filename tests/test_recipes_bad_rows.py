@@ -45,6 +45,9 @@ def test_bad_rows_are_counted_or_an_error(name: str, tmp_path: Path) -> None:
     skipped = runner.train(resolved.config, *resolved.mode).report["skipped_rows"]
     # Only those the training split would have had are counted.
     assert 1 <= skipped <= BAD
+    twice = load(recipes.source(name), options(tmp_path, "pipeline.on_bad_row=skip", "trainer.max_epochs=2"))
+    for mode in ("off", "tune"):
+        assert runner.train(twice.config, mode, "test").report["skipped_rows"] == 2 * skipped, "in all epochs"
     whole = load(recipes.source(name), options(tmp_path))
     with pytest.raises(Exception, match=r"damaged\.tsv") as error:
         runner.train(whole.config, *whole.mode)

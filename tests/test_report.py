@@ -55,6 +55,7 @@ def test_the_card_of_a_run_that_was_fed() -> None:
     assert lines[2].startswith("before  ")
     assert "decode 1 · prefetch 2" in lines[2]
     assert "RAM 1.0 of 64 GB" in lines[2]
+    assert "wait 80 %" in lines[2] and "wait 0 %" in lines[3]
     assert "1 600 samples/s" in lines[3]
     assert f"decode {report['after']['allocation']['decode']}" in lines[3]
     assert "headroom left" in lines[3]
@@ -74,6 +75,19 @@ def test_advice_says_the_numbers_to_set() -> None:
     assert report["changes"] == 0
     assert report["next"].startswith("set decode ")
     assert "(was 1)" in report["next"]
+
+
+def test_advice_is_in_the_words_of_the_users_pipeline() -> None:
+    summary = run(mode="advise")
+    knobs = {"decode": ".map(decode, num_parallel_calls={})", "prefetch": ".prefetch({})  # was tf.data.AUTOTUNE"}
+    told = [entry | {"knob": knobs.get(entry["name"], "")} for entry in summary["stages"]]
+    report = build_report(summary | {"stages": told})
+    head, *code = report["next"].splitlines()
+    assert head == "paste what is below, or let mode='tune' do it"
+    assert code[0].startswith(".map(decode, num_parallel_calls=") and code[0].endswith(")  # was 1")
+    assert code[1].startswith(".prefetch(") and code[1].endswith(")  # was tf.data.AUTOTUNE")
+    card = end_card(report).splitlines()
+    assert card[-3:] == [f"next    {head}", f"        {code[0]}", f"        {code[1]}"]
 
 
 def test_an_observed_run_is_told_what_tuning_would_be() -> None:
@@ -120,6 +134,25 @@ def test_versions_name_what_is_used_and_import_nothing() -> None:
     out = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).splitlines()
     assert out[0].split() == ["intune_callbacks", "numpy", "python"]
     assert out[1] == ""
+
+
+def test_the_gpus_share_stands_beside_the_wait() -> None:
+    summary = run(mode="observe")
+    summary["after"] = summary["after"] | {"wait_frac": 0.6, "exposed_wait_frac": 0.02}
+    assert "wait 60 % (GPU idle 2 %)" in end_card(build_report(summary))
+
+
+def test_the_source_of_the_mode_is_told_when_somebody_chose_it() -> None:
+    assert "mode  " not in end_card(build_report(run()))
+    assert "mode    observe, from INTUNE_MODE" in end_card(build_report(run(mode="observe"), mode_source="INTUNE_MODE"))
+
+
+def test_the_card_names_the_files_that_were_written(tmp_path: Path) -> None:
+    report = build_report(run())
+    assert "files" not in end_card(report, tmp_path)
+    write_report(tmp_path, report)
+    (tmp_path / "history.jsonl").write_text("")
+    assert f"files   report.json, history.jsonl in {tmp_path}" in end_card(report, tmp_path)
 
 
 def test_a_window_is_shown_where_it_alone_changed() -> None:

@@ -113,11 +113,13 @@ def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kin
 
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return Found(None, "datapipes shard themselves by worker; use a map-style Dataset or torchdata.nodes")
+    map_style = not isinstance(loader.dataset, IterableDataset)
     if not live:
         window = (loader.prefetch_factor or 1) * loader.num_workers
-        return Found(WatchedLoader(loader.num_workers, window, clock=clock), "the DataLoader is only watched")
+        remark = "" if map_style else f"was {loader.num_workers}; the samples' order follows the workers"
+        watched = WatchedLoader(loader.num_workers, window, clock=clock, remark=remark)
+        return Found(watched, "the DataLoader is only watched")
     own_iterator = type(loader)._get_iterator is not DataLoader._get_iterator
-    map_style = not isinstance(loader.dataset, IterableDataset)
     if map_style and not own_iterator:
         pipeline = MapLoader(loader, clock=clock, max_workers=max_workers, kind=workers_kind)
         return Found(pipeline, "workers and batches in flight are live")

@@ -22,6 +22,7 @@ from intune_callbacks.pipelines.tf_graph import attr
 from intune_callbacks.pipelines.tf_model import ModelCount, read_model, stage_nodes
 from intune_callbacks.pipelines.tf_native import SinkReading
 from intune_callbacks.pipelines.tf_rewrite import KNOBS, GraphStage, Rewritten
+from intune_callbacks.pipelines.tf_stats import knob_of
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
 __all__ = ["HandOver"]
@@ -121,10 +122,12 @@ class HandOver:
     def _stage(self, stage: GraphStage, when: Literal["now", "epoch"]) -> Stage:
         value = self._values[stage.name]
         if stage.kind == "prefetch":
-            return Stage(stage.name, "memory", "items", 1, max(MAX_WINDOW, value), value, when=when)
+            return Stage(
+                stage.name, "memory", "items", 1, max(MAX_WINDOW, value), value, when=when, knob=knob_of(stage)
+            )
         high = max(value, min(self._high, stage.high or self._high))
         kind: Literal["cpu", "io"] = "io" if stage.kind == "interleave" else "cpu"
-        return Stage(stage.name, kind, "workers", 1, high, value, when=when)
+        return Stage(stage.name, kind, "workers", 1, high, value, when=when, knob=knob_of(stage))
 
     def _running(self) -> Any:
         return None if self._iterator is None else self._iterator()

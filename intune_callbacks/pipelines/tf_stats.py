@@ -1,11 +1,19 @@
-"""Turn what the native counters say of a stage into `StageStats`."""
+"""Say what a stage is and does in the terms of others: `StageStats`, and the line the user wrote."""
 
 from __future__ import annotations
 
 from intune_callbacks.pipelines.tf_native import StageReading
+from intune_callbacks.pipelines.tf_rewrite import GraphStage
 from intune_callbacks.types import StageStats
 
-__all__ = ["StageCourse"]
+__all__ = ["StageCourse", "knob_of"]
+
+
+def knob_of(stage: GraphStage) -> str:
+    """Return how the user writes the number of a stage; see `intune_callbacks.Stage`."""
+    what = "..." if stage.kind == "batch" else stage.name.split("#")[0]
+    code = ".prefetch({})" if stage.kind == "prefetch" else f".{stage.kind}({what}, num_parallel_calls={{}})"
+    return f"{code}  # was tf.data.AUTOTUNE" if stage.value < 0 else code
 
 
 class StageCourse:

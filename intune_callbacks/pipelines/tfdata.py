@@ -20,7 +20,7 @@ from intune_callbacks.pipelines.tf_graph import CannotRewrite
 from intune_callbacks.pipelines.tf_handover import HandOver
 from intune_callbacks.pipelines.tf_native import Native, SinkReading, StageReading, load
 from intune_callbacks.pipelines.tf_rewrite import GraphStage, Rewritten, rewrite
-from intune_callbacks.pipelines.tf_stats import StageCourse
+from intune_callbacks.pipelines.tf_stats import StageCourse, knob_of
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
 __all__ = ["DatasetPipeline"]
@@ -153,12 +153,12 @@ class DatasetPipeline:
         workers, window = self._workers[stage.name], self._window[stage.name]
         name = stage.name
         if stage.kind == "prefetch":
-            return (Stage(name, "memory", "items", 1, max(MAX_WINDOW, window), window),)
+            return (Stage(name, "memory", "items", 1, max(MAX_WINDOW, window), window, knob=knob_of(stage)),)
         if stage.kind == "interleave":
             high = max(workers, min(self._high, stage.high) if stage.high is not None else self._high)
-            return (Stage(name, "io", "workers", 1, high, workers),)
+            return (Stage(name, "io", "workers", 1, high, workers, knob=knob_of(stage)),)
         return (
-            Stage(name, "cpu", "workers", 1, max(self._high, workers), workers),
+            Stage(name, "cpu", "workers", 1, max(self._high, workers), workers, knob=knob_of(stage)),
             Stage(f"{name}.window", "memory", "items", 1, max(MAX_WINDOW, window), window, window_of=name),
         )
 

@@ -21,6 +21,7 @@ from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.torch_workers import Fetch, Start, carry_tensor, context_of, pin
+from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
@@ -212,8 +213,8 @@ class MapLoader:
 
     def stages(self) -> tuple[Stage, ...]:
         return (
-            Stage(WORKERS, "cpu", "workers", 1, self._high, self._workers),
-            Stage(WINDOW, "memory", "items", 1, MAX_WINDOW, self._window, window_of=WORKERS),
+            Stage(WORKERS, "cpu", "workers", 1, self._high, self._workers, knob=WORKERS_KNOB),
+            Stage(WINDOW, "memory", "items", 1, MAX_WINDOW, self._window, window_of=WORKERS, knob=WINDOW_KNOB),
         )
 
     def stats(self) -> PipelineStats:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
 __all__ = ["WindowLoader"]
@@ -75,8 +76,8 @@ class WindowLoader:
     def stages(self) -> tuple[Stage, ...]:
         workers = self._loader.num_workers
         return (
-            Stage(WORKERS, "cpu", "workers", workers, workers, workers, sequential=True),
-            Stage(WINDOW, "memory", "items", 1, MAX_WINDOW, self._window, window_of=WORKERS),
+            Stage(WORKERS, "cpu", "workers", workers, workers, workers, sequential=True, knob=WORKERS_KNOB),
+            Stage(WINDOW, "memory", "items", 1, MAX_WINDOW, self._window, window_of=WORKERS, knob=WINDOW_KNOB),
         )
 
     def stats(self) -> PipelineStats:

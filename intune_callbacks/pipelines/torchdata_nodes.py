@@ -125,6 +125,7 @@ class NodeStage:
         self.workers = min(node.num_workers, high) if self.mapper else 1
         self.window = (node.max_concurrent or 2 * node.num_workers) if self.mapper else node.prefetch_factor
         self.counters = Counters()
+        self._knob = f"ParallelMapper(map_fn={name.split('#')[0]}, num_workers={{}})"
         self._running: weakref.ref[NodeIterator] | None = None
 
     @property
@@ -209,8 +210,9 @@ class NodeStage:
         live: Literal["now", "epoch"] = "now" if self.running() is not None else "epoch"
         window = Stage(self.window_name, "memory", "items", 1, MAX_WINDOW, self.window, when=live)
         if not self.mapper:
-            return (window,)
-        workers = Stage(self.name, "cpu", "workers", 1, self.high, self.workers, when=live)
+            return (replace(window, knob="Prefetcher(prefetch_factor={})"),)
+        # No knob for the window: a stock mapper holds twice its workers.
+        workers = Stage(self.name, "cpu", "workers", 1, self.high, self.workers, when=live, knob=self._knob)
         return workers, replace(window, window_of=self.name)
 
     def stats(self) -> StageStats:

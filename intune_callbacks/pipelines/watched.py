@@ -7,7 +7,9 @@ from typing import Any
 
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage, StageStats
 
-__all__ = ["WatchedLoader"]
+__all__ = ["WINDOW_KNOB", "WORKERS_KNOB", "WatchedLoader"]
+
+WORKERS_KNOB, WINDOW_KNOB = "DataLoader(num_workers={})", "prefetch_factor={}"
 
 # A fetch that took longer than this found no batch ready.
 BLOCKED_S = 0.0005
@@ -42,10 +44,13 @@ class WatchedLoader:
         workers: what the user set; 0 computes in the training loop.
         window: batches in flight.
         clock: wall and CPU clock.
+        remark: what to know before the number of workers is changed by hand.
     """
 
-    def __init__(self, workers: int, window: int, *, clock: Clock) -> None:
+    def __init__(self, workers: int, window: int, *, clock: Clock, remark: str = "") -> None:
         self.clock, self._workers, self._window = clock, workers, max(1, window)
+        remark = remark or ("" if workers else "was 0")  # a stage begins at 1
+        self._knob = f"{WORKERS_KNOB}  # {remark}" if remark else WORKERS_KNOB
         self._items, self._busy_s, self._busy_s2 = 0, 0.0, 0.0
         self._service_s = 0.0
         self._last_s: float | None = None
@@ -73,8 +78,18 @@ class WatchedLoader:
     def stages(self) -> tuple[Stage, ...]:
         workers = max(1, self._workers)
         return (
-            Stage("load", "cpu", "workers", 1, 64, workers, when="epoch"),
-            Stage("load.window", "memory", "items", 1, 4096, self._window, window_of="load", when="epoch"),
+            Stage("load", "cpu", "workers", 1, 64, workers, when="epoch", knob=self._knob),
+            Stage(
+                "load.window",
+                "memory",
+                "items",
+                1,
+                4096,
+                self._window,
+                window_of="load",
+                when="epoch",
+                knob=WINDOW_KNOB if self._workers else "",
+            ),
         )
 
     def stats(self) -> PipelineStats:

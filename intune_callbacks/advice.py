@@ -1,0 +1,54 @@
+"""Say an allocation in the words of the user's own pipeline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["to_set"]
+
+
+def to_set(wanted: Mapping[str, int], stages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return what to write to get an allocation, for what has a place in the user's code, and in words for the rest.
+
+    Args:
+        wanted: stage name -> value.
+        stages: the report's ``stages``, in pipeline order.
+
+    Returns:
+        Lines to paste, such as ``DataLoader(num_workers=6)  # was 2``, and words such as ``decode 6 (was 2)``. The
+        window of a stage that has a line is in that line or, where the user's framework ties it to the workers,
+        nowhere.
+    """
+    windows = {entry["window_of"]: entry for entry in stages if entry["window_of"] is not None}
+    written = [entry for entry in stages if entry["window_of"] is None and entry.get("knob")]
+    knobs = [entry["knob"] for entry in written]
+    lines: list[str] = []
+    said: set[str] = set()
+    for entry in written:
+        window = windows.get(entry["name"])
+        beside = window is not None and window["name"] in wanted and bool(window.get("knob"))
+        if entry["name"] in wanted or beside:
+            line = _line(entry, window if beside else None, wanted)
+            # Two stages that are written alike are told apart by their names.
+            lines.append(f"{line} ({entry['name']})" if knobs.count(entry["knob"]) > 1 else line)
+            said |= {entry["name"], *([window["name"]] if window is not None else [])}
+    first = {entry["name"]: entry["first"] for entry in stages}
+    rest = [f"{name} {value} (was {first.get(name, '?')})" for name, value in wanted.items() if name not in said]
+    return lines, rest
+
+
+def _line(entry: Mapping[str, Any], window: Mapping[str, Any] | None, wanted: Mapping[str, int]) -> str:
+    workers = wanted.get(entry["name"], entry["first"])
+    code, mark, remark = entry["knob"].partition("#")
+    code, was = code.rstrip().format(workers), f"was {entry['first']}"
+    if window is not None:
+        each, each_first = (
+            max(1, math.ceil(value / max(1, count)))
+            for value, count in ((wanted[window["name"]], workers), (window["first"], entry["first"]))
+        )
+        if each != each_first:
+            code = f"{code.removesuffix(')')}, {window['knob'].format(each)})"
+            was += f" and {each_first}"
+    return f"{code}  # {remark.strip() if mark else was}"

@@ -1,0 +1,122 @@
+"""An allocation in the words of the user's pipeline, for every adapter."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from intune_callbacks.advice import to_set
+from intune_callbacks.pipelines.find import find
+from intune_callbacks.types import Stage
+
+LOADER = Stage("load", "cpu", "workers", 1, 64, 2, knob="DataLoader(num_workers={})")
+WINDOW = Stage("load.window", "memory", "items", 1, 64, 4, window_of="load", knob="prefetch_factor={}")
+
+
+def told(stages: Any, wanted: Mapping[str, int]) -> tuple[list[str], list[str]]:
+    return to_set(wanted, [asdict(stage) | {"first": stage.current} for stage in stages])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        ({"load": 6}, "DataLoader(num_workers=6)  # was 2"),
+        ({"load": 6, "load.window": 12}, "DataLoader(num_workers=6)  # was 2"),
+        ({"load": 6, "load.window": 13}, "DataLoader(num_workers=6, prefetch_factor=3)  # was 2 and 2"),
+        ({"load.window": 10}, "DataLoader(num_workers=2, prefetch_factor=5)  # was 2 and 2"),
+    ],
+)
+def test_a_window_is_an_argument_beside_the_workers(wanted: dict[str, int], code: str) -> None:
+    assert told((LOADER, WINDOW), wanted) == ([code], [])
+
+
+def test_what_has_no_place_in_the_users_code_is_said_in_words() -> None:
+    mapper = Stage("decode", "cpu", "workers", 1, 64, 1, knob="ParallelMapper(map_fn=decode, num_workers={})")
+    window = Stage("decode.window", "memory", "items", 1, 64, 2, window_of="decode")
+    other = Stage("read", "io", "workers", 1, 64, 3)
+    assert told((other, mapper, window), {"decode": 4, "decode.window": 9, "read": 5, "gone": 1}) == (
+        ["ParallelMapper(map_fn=decode, num_workers=4)  # was 1"],
+        ["read 5 (was 3)", "gone 1 (was ?)"],
+    )
+    assert told((mapper, window), {"decode.window": 9}) == ([], ["decode.window 9 (was 2)"])
+
+
+def test_two_that_are_written_alike_are_told_apart() -> None:
+    twice = [Stage(f"{name}/load", "cpu", "workers", 1, 64, 2, knob=LOADER.knob) for name in ("left", "right")]
+    code, _ = told(twice, {"left/load": 3, "right/load": 3})
+    assert code == [f"DataLoader(num_workers=3)  # was 2 ({name}/load)" for name in ("left", "right")]
+
+
+def stages_of(loader: Any, live: bool = False) -> tuple[Stage, ...]:
+    pipeline = find(loader, live=live).pipeline
+    assert pipeline is not None
+    try:
+        return pipeline.stages()
+    finally:
+        pipeline.close()
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_data_loader(live: bool) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    data = torch.zeros(8, 2)
+    line = told(stages_of(DataLoader(data, num_workers=2), live), {"load": 6})[0]
+    assert line == ["DataLoader(num_workers=6)  # was 2"]
+
+
+def test_a_data_loader_without_workers_and_one_of_a_stream() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(8))
+
+    line = told(stages_of(DataLoader(torch.zeros(8, 2))), {"load": 6, "load.window": 12})[0]
+    assert line == ["DataLoader(num_workers=6)  # was 0"]
+    line = told(stages_of(DataLoader(Stream(), num_workers=2)), {"load": 6})[0]
+    assert line == ["DataLoader(num_workers=6)  # was 2; the samples' order follows the workers"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchdata") is None, reason="torchdata is not installed")
+@pytest.mark.parametrize("live", [False, True])
+def test_a_torchdata_graph(live: bool) -> None:
+    from torchdata import nodes
+
+    def decode(item: int) -> int:
+        return item
+
+    node: Any = nodes.ParallelMapper(nodes.IterableWrapper(range(8)), decode, num_workers=2)
+    stages = stages_of(nodes.Loader(nodes.Prefetcher(node, 3)), live)
+    code, words = told(stages, {"decode": 6, "decode.window": 12, "prefetch": 5})
+    assert code == ["ParallelMapper(map_fn=decode, num_workers=6)  # was 2", "Prefetcher(prefetch_factor=5)  # was 3"]
+    assert words == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_dataset() -> None:
+    import tensorflow as tf
+
+    def parse(item: Any) -> Any:
+        return item * 2
+
+    data = tf.data.Dataset.range(64)
+    data = data.interleave(lambda x: tf.data.Dataset.from_tensors(x), cycle_length=8, num_parallel_calls=2)
+    data = data.map(parse, num_parallel_calls=2).batch(4, num_parallel_calls=tf.data.AUTOTUNE).prefetch(3)
+    stages = stages_of(data)
+    wanted = {stage.name: 6 for stage in stages if stage.window_of is None}
+    code, words = told(stages, wanted)
+    assert [line.split("(")[0] for line in code] == [".interleave", ".map", ".batch", ".prefetch"]
+    assert code[1:] == [
+        ".map(parse, num_parallel_calls=6)  # was 2",
+        ".batch(..., num_parallel_calls=6)  # was tf.data.AUTOTUNE",
+        ".prefetch(6)  # was 3",
+    ]
+    assert words == []

@@ -1,0 +1,60 @@
+"""The wall time of a loop split in two, on a virtual clock; also where fetch and computation overlap."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intune_callbacks.keras_timer import LoopReading, LoopTimer
+from intune_callbacks.types import Clock
+
+
+class Loop:
+    """Loops of `together` steps, each of which fetches ahead of its computation, as TensorFlow's compiled ones do."""
+
+    def __init__(self, together: int) -> None:
+        self.now_s, self.delivered, self.fetched_s, self.computed_s = 5.0, 0, 0.0, 0.0
+        self.timer = LoopTimer(self.read, Clock(wall=lambda: self.now_s), together)
+        self.timer.resume()
+        self.together = together
+
+    def read(self) -> LoopReading:
+        return LoopReading(self.delivered, self.fetched_s, 8 * self.delivered)
+
+    def run(self, fetch_s: float, step_s: float) -> None:
+        ready_s = done_s = self.now_s
+        for _ in range(self.together):
+            ready_s += fetch_s
+            done_s = max(done_s, ready_s) + step_s
+        self.now_s = done_s
+        self.delivered += self.together
+        self.fetched_s += self.together * fetch_s
+        self.computed_s += self.together * step_s
+
+
+@given(st.integers(1, 50), st.floats(1e-4, 1.0), st.floats(1e-4, 1.0), st.integers(1, 5))
+def test_what_overlaps_is_no_wait(together: int, fetch_s: float, step_s: float, loops: int) -> None:
+    loop = Loop(together)
+    for _ in range(loops):
+        loop.run(fetch_s, step_s)
+        totals = loop.timer.read()
+    wall_s = loop.now_s - 5.0
+    assert totals.steps == together * loops
+    assert totals.wait_s + totals.model_s == pytest.approx(wall_s)
+    # Where it hardly waits, what it fetches meanwhile still counts: less than a tenth.
+    assert totals.model_s == pytest.approx(loop.computed_s, abs=0.1 * wall_s + 1e-9)
+    if fetch_s >= step_s:
+        assert totals.model_s == pytest.approx(loop.computed_s, rel=1e-6)
+
+
+def test_what_a_fed_loop_took_is_remembered() -> None:
+    loop = Loop(10)
+    for _ in range(5):
+        loop.run(0.0001, 0.01)
+        loop.timer.read()
+    before = loop.timer.read()
+    for fetch_s in (0.02, 0.002, 0.05, 0.03):  # irregular: no loop is like another
+        loop.run(fetch_s, 0.01)
+    totals = loop.timer.read()
+    assert totals.model_s - before.model_s == pytest.approx(4 * 10 * 0.01, rel=0.02)

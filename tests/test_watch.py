@@ -1,0 +1,318 @@
+"""`intune watch`: a view of a run that another process writes, whatever state its files are in."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from intune_callbacks import cli
+from intune_callbacks.follow import Job, Rank
+
+TESTS = Path(__file__).parent
+# One decision for each line it is sent, of a real tuner on a virtual machine; "end" writes the report.
+WRITER = """
+import sys
+from pathlib import Path
+from fakes import FakeLoop, FakeMachine, FakePipeline, Work
+from intune_callbacks.config import TunerConfig
+from intune_callbacks.history import History
+from intune_callbacks.report import build_report, write_report
+from intune_callbacks.tuner import Tuner
+
+folder = Path(sys.argv[1])
+pipeline = FakePipeline({"read": Work(0.001), "decode": Work(0.1)}, FakeMachine(), depth=2)
+loop, machine = FakeLoop(pipeline, model_s=0.02), pipeline.machine
+config = TunerConfig(mode=sys.argv[2], policy="model-jump")
+tuner = Tuner(pipeline, config, probe=machine, clock=machine.clock(), history=History(folder / "history.jsonl"))
+for line in sys.stdin:
+    if line == "end\\n":
+        tuner.close()
+        write_report(folder, build_report(tuner.summary()))
+    else:
+        before = len(tuner.history.decisions)
+        while len(tuner.history.decisions) == before:
+            loop.run(tuner, 0.5)
+    print("done", flush=True)
+"""
+
+# Where the tests run in the background, they ignore Ctrl+C, and children inherit that.
+COMMAND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from intune_callbacks.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Run:
+    """A process that writes a history when it is told to."""
+
+    def __init__(self, folder: Path, mode: str = "tune") -> None:
+        self.folder, self.history = folder, folder / "history.jsonl"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(folder), mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
+        )
+
+    def tell(self, word: str) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+    def decide(self, times: int = 1) -> Run:
+        for _ in range(times):
+            self.tell("decide")
+        return self
+
+    def end(self) -> None:
+        self.tell("end")
+
+    def close(self) -> None:
+        self.process.communicate(timeout=20)
+
+
+@pytest.fixture
+def start() -> Iterator[Any]:
+    runs: list[Run] = []
+
+    def begin(folder: Path, mode: str = "tune") -> Run:
+        runs.append(Run(folder, mode))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.close()
+
+
+class Watch:
+    """`intune watch` in a process of its own, on a pipe or a terminal."""
+
+    def __init__(self, folder: Path, *words: str, terminal: bool = False) -> None:
+        self.terminal, self.text = terminal, ""
+        here, there = os.openpty() if terminal else os.pipe()
+        if terminal:
+            import fcntl
+            import struct
+            import termios
+
+            fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 110, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, "watch", str(folder), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=there,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(TESTS.parent), "TERM": "xterm", "PYTHONUNBUFFERED": "1"},
+        )
+        os.close(there)
+        os.set_blocking(here, False)
+        self._file = here
+
+    def see(self, pattern: str, within_s: float = 30.0) -> str:
+        """Wait for what is shown to match, and return it all."""
+        deadline = time.monotonic() + within_s
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < deadline, f"{pattern!r} is not in {self.text!r}"
+            if not self._more():
+                time.sleep(0.01)
+        return self.text
+
+    def end(self, code: int = 0) -> str:
+        """Wait for the end, and return all that was shown."""
+        deadline = time.monotonic() + 30.0
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.text
+            self._more()
+            time.sleep(0.01)
+        while self._more():
+            pass
+        os.close(self._file)
+        assert self.process.returncode == code, self.text
+        return self.text
+
+    def _more(self) -> bool:
+        try:
+            found = os.read(self._file, 65536)
+        except (BlockingIOError, OSError):  # OSError: the other end of a terminal is closed
+            return False
+        self.text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.decode(errors="replace"))
+        return bool(found)
+
+
+def test_each_new_decision_is_a_line(tmp_path: Path, start: Any) -> None:
+    run = start(tmp_path / "run").decide(2)
+    watch = Watch(run.folder)
+    watch.see(r"step \d+ .*decode")
+    run.decide(6)
+    watch.see(r"decode 1 -> \d+")
+    run.end()
+    shown = watch.end()
+    steps = [json.loads(line)["step"] for line in run.history.read_text().splitlines()]
+    told = [int(step) for step in re.findall(r"^step (\d+) ", shown, re.MULTILINE)]
+    assert told == steps[-len(told) :]  # each once, in order, and also the one written with the report
+    assert len(told) >= 7
+    assert "the job has ended; its report is in" in shown
+    assert "samples/s" in shown and "wait " in shown and "RAM 1.0 of 64 GB" in shown
+
+
+def test_a_terminal_gets_a_view_that_is_redrawn(tmp_path: Path, start: Any) -> None:
+    pytest.importorskip("rich")
+    run = start(tmp_path / "run").decide(2)
+    watch = Watch(run.folder, terminal=True)
+    watch.see("INPUT-BOUND")
+    run.decide(8)
+    shown = watch.see(r"changed +step \d+: .*decode 1 -> ")
+    assert "slowest    decode" in shown
+    assert re.search("samples/s +[0-9. ]+[▁▂▃▄▅▆▇█]{2}", shown)
+    assert re.search(r"memory +1\.\d of 64 GB \(2 %\)", shown)
+    run.end()
+    assert "the job has ended" in watch.end()
+
+
+def test_ranks_side_by_side(tmp_path: Path, start: Any) -> None:
+    pytest.importorskip("rich")
+    ranks = [start(tmp_path / "run" / f"rank{number}").decide(3) for number in range(2)]
+    watch = Watch(tmp_path / "run", terminal=True)
+    watch.see("rank0.*step")
+    watch.see("rank1.*step")
+    ranks[0].end()
+    ranks[1].decide()
+    assert watch.process.poll() is None  # one of two has ended
+    ranks[1].end()
+    assert "rank1/report.json" in watch.end().replace("\r\n", "")
+
+
+def test_a_file_that_does_not_exist_yet(tmp_path: Path, start: Any) -> None:
+    watch = Watch(tmp_path / "later")
+    watch.see("no decision yet in .*later; waiting up to 300 s")
+    run = start(tmp_path / "later").decide(2)
+    watch.see("step ")
+    run.end()
+    watch.end()
+
+
+def test_patience_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["watch", str(tmp_path / "never"), "--wait", "0"]) == 1
+    told = capsys.readouterr().err
+    assert "no running job wrote a decision into" in told
+    assert "run_dir" in told and "mode not off" in told
+
+
+def test_ctrl_c_is_an_end_like_another(tmp_path: Path, start: Any) -> None:
+    run = start(tmp_path / "run").decide(2)
+    watch = Watch(run.folder)
+    watch.see("step ")
+    watch.process.send_signal(signal.SIGINT)
+    assert "Traceback" not in watch.end()
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["deleted", "appended"])
+def test_a_folder_that_is_used_again(fresh: bool, tmp_path: Path, start: Any) -> None:
+    old = start(tmp_path / "run").decide(9)
+    old.end()
+    watch = Watch(tmp_path / "run")
+    watch.see("only a run that has ended in .*run; waiting")
+    if fresh:
+        old.history.unlink()
+    steps = len(old.history.read_text().splitlines()) if not fresh else 0
+    new = start(tmp_path / "run", "observe").decide(3)
+    watch.see("observing")
+    assert watch.process.poll() is None  # the old report is not this run's
+    new.end()
+    shown = watch.end()
+    told = [int(step) for step in re.findall(r"^step (\d+) ", shown, re.MULTILINE)]
+    written = [json.loads(line)["step"] for line in new.history.read_text().splitlines()][steps:]
+    assert told == written[-len(told) :]
+    assert "->" not in shown  # that was in the old run
+
+
+def test_without_rich_the_line_to_type_is_told(tmp_path: Path, start: Any) -> None:
+    run = start(tmp_path / "run").decide()
+    code = "import sys; sys.modules['rich'] = sys.modules['rich.live'] = None; sys.stdout.isatty = lambda: True\n"
+    code += f"from intune_callbacks import cli; raise SystemExit(cli.main(['watch', {str(run.folder)!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "rich is not installed; run: pip install 'intune-callbacks[report]'" in done.stderr
+
+
+# -- the files ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    run = Run(tmp_path_factory.mktemp("run")).decide(8)
+    run.close()
+    return run.history.read_text().splitlines(keepends=True)
+
+
+def test_a_line_is_read_when_it_is_complete(tmp_path: Path, lines: list[str]) -> None:
+    rank, history = Rank(tmp_path), tmp_path / "history.jsonl"
+    assert rank.read() == []
+    text = "".join(lines[:3])
+    seen = []
+    for end in range(0, len(text) + 97, 97):
+        history.write_text(text[:end])
+        seen += [decision["step"] for decision in rank.read()]
+    assert seen == [json.loads(line)["step"] for line in lines[:3]]
+
+
+def test_what_is_no_decision_is_passed_over(tmp_path: Path, lines: list[str]) -> None:
+    (tmp_path / "history.jsonl").write_text(lines[0] + lines[1][:50] + "\n" + "[]\n\n" + lines[2])
+    assert [d["step"] for d in Rank(tmp_path).read()] == [json.loads(line)["step"] for line in (lines[0], lines[2])]
+
+
+def test_a_file_that_was_cut_is_read_again(tmp_path: Path, lines: list[str]) -> None:
+    rank, history = Rank(tmp_path), tmp_path / "history.jsonl"
+    history.write_text("".join(lines))
+    assert len(rank.read()) == len(lines)
+    history.write_text(lines[0])
+    assert len(rank.read()) == len(rank.decisions) == 1
+    assert rank.change is None
+
+
+def test_what_an_earlier_run_of_more_ranks_has_left_is_not_shown(tmp_path: Path, lines: list[str]) -> None:
+    for name, over in (("rank0", False), ("rank1", False), ("rank2", True), ("rank10", False)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "history.jsonl").write_text(lines[0])
+        if over:
+            (tmp_path / name / "report.json").write_text("{}")
+    job = Job(tmp_path)
+    job.read()
+    assert [rank.name for rank in job.ranks] == ["rank0", "rank1", "rank10"]
+    assert not job.is_over
+    for name in ("rank0", "rank1", "rank10"):
+        (tmp_path / name / "report.json").write_text("{}")
+    assert job.is_over
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")
+def test_many_ranks_are_a_table(tmp_path: Path, lines: list[str]) -> None:
+    from rich.console import Console
+
+    from intune_callbacks.watch_view import view
+
+    for number in range(6):
+        (tmp_path / f"rank{number}").mkdir()
+        (tmp_path / f"rank{number}" / "history.jsonl").write_text("".join(lines))
+    job = Job(tmp_path)
+    job.read()
+    console = Console(width=140, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(view(job.ranks, time.time()))
+    console.file.close()
+    shown = console.export_text()
+    assert all(f"rank{number}" in shown for number in range(6))
+    assert len(shown.splitlines()) < 16
