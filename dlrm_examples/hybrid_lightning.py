@@ -37,9 +37,9 @@ class HybridModule(DLRMModule):
 
     Logs also:
 
-    ==============  ====================================
-    val_loss        mean over all validation rows
-    ==============  ====================================
+    |          | |
+    |----------|---|
+    | val_loss | mean over all validation rows |
 
     Args:
         config: the sizes.

@@ -52,13 +52,13 @@ class DLRMModule(LightningModule):
 
     Logs:
 
-    ==============  =====================================================
-    train_loss      mean over the batch, each step
-    test_loss       mean over all test rows
-    test_accuracy   share of test rows on the right side of one half
-    test_auc        area under the ROC curve over all test rows, exact
-    test_rows       how many they are
-    ==============  =====================================================
+    |               | |
+    |---------------|---|
+    | train_loss    | mean over the batch, each step |
+    | test_loss     | mean over all test rows |
+    | test_accuracy | share of test rows on the right side of one half |
+    | test_auc      | area under the ROC curve over all test rows, exact |
+    | test_rows     | how many they are |
 
     Args:
         config: the sizes.

@@ -55,9 +55,8 @@ else:
 class InTuneCallback(_Callback):
     """Keeps the training fed: re-sizes the running `tf.data` pipeline, without losing, repeating or reordering a batch.
 
-    Example::
-
-        model.fit(dataset, callbacks=[InTuneCallback()])
+    Examples:
+        >>> model.fit(dataset, callbacks=[InTuneCallback()])
 
     The dataset is found by itself and needs no wrapper; a torch `DataLoader` is tuned, too, on each backend. What is
     given as ``validation_data`` is left alone. A second `fit` with the same callback and the same data goes on with
@@ -65,15 +64,15 @@ class InTuneCallback(_Callback):
 
     Added to the logs of each epoch, where `History`, `CSVLogger`, `TensorBoard` and `EarlyStopping` find it:
 
-    =================================== ==============================================================================
-    ``intune/throughput_samples_per_s`` samples given to the training loop per second, in this epoch
-    ``intune/wait_frac``                share of the time the loop was blocked waiting for a batch, 0..1
-    ``intune/exposed_wait_frac``        share of the time the GPU was idle for want of a batch, 0..1 (torch on CUDA)
-    ``intune/workers/<stage>``          items this stage computes at once, at the end of the epoch
-    ``intune/window/<stage>``           results this stage may hold ahead of the consumer, at the end of the epoch
-    ``intune/queue_fill/<stage>``       share of that window that was full, 0..1, at the end of the epoch
-    ``intune/rss_frac``                 memory in use, as a share of the container's or machine's limit, 0..1
-    =================================== ==============================================================================
+    |                                     | |
+    |-------------------------------------|---|
+    | ``intune/throughput_samples_per_s`` | samples given to the training loop per second, in this epoch |
+    | ``intune/wait_frac``                | share of the time the loop was blocked waiting for a batch, 0..1 |
+    | ``intune/exposed_wait_frac``        | share of the time the GPU was idle for want of data, 0..1 (torch on CUDA) |
+    | ``intune/workers/<stage>``          | items this stage computes at once, at the end of the epoch |
+    | ``intune/window/<stage>``           | results this stage may hold ahead of the consumer, at the end of the epoch |
+    | ``intune/queue_fill/<stage>``       | share of that window that was full, 0..1, at the end of the epoch |
+    | ``intune/rss_frac``                 | memory in use, as a share of the container's or machine's limit, 0..1 |
 
     The progress bar shows one field, the share of data wait at first and now, such as ``in: 34%>4%``; with
     ``verbose=2`` it is ``intune/wait_frac``, for there Keras prints numbers only. The first step of a fit compiles the

@@ -56,21 +56,20 @@ else:
 class InTuneCallback(_Callback):
     """Keeps the trainer fed: re-sizes the running train loaders, without losing, repeating or reordering a sample.
 
-    Example::
-
-        trainer = Trainer(callbacks=[InTuneCallback()])
+    Examples:
+        >>> trainer = Trainer(callbacks=[InTuneCallback()])
 
     Logged to every logger of the Trainer, at each decision (not at each step):
 
-    =================================== ==============================================================================
-    ``intune/throughput_samples_per_s`` samples given to the training loop per second, since the last decision
-    ``intune/wait_frac``                share of the time the loop was blocked waiting for a batch, 0..1
-    ``intune/exposed_wait_frac``        share of the time the GPU was idle for want of a batch, 0..1 (only on CUDA)
-    ``intune/workers/<stage>``          items this stage computes at once
-    ``intune/window/<stage>``           results this stage may hold ahead of the consumer
-    ``intune/queue_fill/<stage>``       share of that window that was full, 0..1
-    ``intune/rss_frac``                 memory in use, as a share of the container's or machine's limit, 0..1
-    =================================== ==============================================================================
+    |                                     | |
+    |-------------------------------------|---|
+    | ``intune/throughput_samples_per_s`` | samples given to the training loop per second, since the last decision |
+    | ``intune/wait_frac``                | share of the time the loop was blocked waiting for a batch, 0..1 |
+    | ``intune/exposed_wait_frac``        | share of the time the GPU was idle for want of data, 0..1 (only on CUDA) |
+    | ``intune/workers/<stage>``          | items this stage computes at once |
+    | ``intune/window/<stage>``           | results this stage may hold ahead of the consumer |
+    | ``intune/queue_fill/<stage>``       | share of that window that was full, 0..1 |
+    | ``intune/rss_frac``                 | memory in use, as a share of the container's or machine's limit, 0..1 |
 
     The progress bar shows one field, the share of data wait at first and now, such as ``in=34%>4%``.
     Each rank of a distributed run tunes its own loaders with its share of the node's CPUs; nothing is exchanged.

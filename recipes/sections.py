@@ -157,6 +157,10 @@ class Config:
         test_frac: share of the rows held out for the AUC, 0..1, drawn at random.
         read_latency_ms: added to the read of every block, to emulate a network file system.
         run_dir: where report.json and history.jsonl are written.
+        pipeline: how the rows are read.
+        model: the DLRM.
+        trainer: what the Trainer or `fit` gets.
+        intune: how the tuner behaves.
     """
 
     framework: str = "lightning"

@@ -33,6 +33,9 @@ class Network:
         b2: [H].
         w3: [H, 5].
         b3: [5].
+
+    Raises:
+        ValueError: the shapes are not these.
     """
 
     w1: Weights

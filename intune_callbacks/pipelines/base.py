@@ -13,7 +13,12 @@ BURST = 1.15
 
 
 def clamp(allocation: Mapping[str, int], stages: Sequence[Stage]) -> Allocation:
-    """Return the part of `allocation` that names one of `stages`, each value within its low..high."""
+    """Return the part of `allocation` that names one of `stages`, each value within its low..high.
+
+    Args:
+        allocation: stage name -> wanted value, in that stage's unit.
+        stages: those there are.
+    """
     return {
         stage.name: min(max(int(allocation[stage.name]), stage.low), stage.high)
         for stage in stages

@@ -40,7 +40,7 @@ def check_pipeline(
     Raises:
         PipelineError: names the first rule that was broken, and how.
 
-    Example:
+    Examples:
         >>> check_pipeline(lambda: (MyAdapter(loader), iter(loader)), list(range(100)))  # doctest: +SKIP
     """
     generator = random.Random(seed)

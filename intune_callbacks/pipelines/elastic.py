@@ -63,6 +63,9 @@ class ElasticMap(Generic[Y]):
         counters: where to count; a new `Counters` by default.
         clock: wall and CPU clock.
         name: the stage's name, used for thread names and errors.
+
+    Raises:
+        ValueError: neither a function nor a pool was given.
     """
 
     def __init__(

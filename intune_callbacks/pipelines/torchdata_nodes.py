@@ -221,6 +221,7 @@ class NodeStage:
 
 
 def engine_of(node: Any) -> ElasticMap[Any] | None:
+    """Return the engine that runs inside a node, None where the stock one does."""
     iterator = getattr(node, "_it", None)
     return iterator.engine if isinstance(iterator, NodeIterator) else None
 

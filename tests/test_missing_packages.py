@@ -1,0 +1,88 @@
+"""Who lacks an optional package is told a line of pip that works: its extra is there and holds the package."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from intune_callbacks.doctor import PACKAGES
+from intune_callbacks.errors import MissingPackage
+from tests.docs_pages import ROOT, text_of
+
+OURS, FOLDERS = "intune-callbacks", ("intune_callbacks", "recipes", "dlrm_examples", "benchmarks")
+# What is not there -> what is tried, and the line that must be told.
+TRIED = {
+    ("pytorch_lightning", "lightning"): ("import intune_callbacks.lightning", "lightning"),
+    ("keras",): ("import intune_callbacks.keras", "keras"),
+    ("tensorflow",): ("from intune_callbacks.pipelines import tf_build; tf_build.build()", "tensorflow"),
+    ("torch",): ("import intune_callbacks.sim.pretrain", "lightning"),
+    ("numba",): ("import dlrm_examples.kernel", "criteo"),
+    ("pyarrow",): ("import dlrm_examples.parquet", "criteo"),
+    ("zstandard",): (
+        "from dlrm_examples.convert import convert; convert(__import__('os').devnull, '.', 'zstd')",
+        "criteo",
+    ),
+    ("yaml",): ("import recipes; from recipes import config; config.load(recipes.source('dlrm-keras'))", "dlrm"),
+    ("keras", "tensorflow"): ("import recipes.keras_runner", "dlrm-keras"),
+}
+
+
+def extras() -> dict[str, list[str]]:
+    tomllib = pytest.importorskip("tomllib")
+    return dict(tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"])
+
+
+def brought(extra: str) -> set[str]:
+    """Return the packages an extra installs, those of the extras inside it as well."""
+    found: set[str] = set()
+    for requirement in extras()[extra]:
+        name, inner = re.match(r"([\w.-]+)(?:\[([\w,-]+)\])?", requirement).groups()  # type: ignore[union-attr]
+        found |= set().union(*(brought(part) for part in inner.split(","))) if name == OURS else {name.lower()}
+    return found
+
+
+def raised() -> Iterator[tuple[str, str | None, str]]:
+    """Yield (place, package, extra) of each `MissingPackage` in the code; the package is None where it is computed."""
+    for file in (file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "MissingPackage":
+                package, extra = node.args
+                known = ast.literal_eval(package) if isinstance(package, ast.Constant) else None
+                yield f"{file.relative_to(ROOT)}:{node.lineno}", known, ast.literal_eval(extra)
+
+
+@pytest.mark.parametrize(("place", "package", "extra"), [*raised()])
+def test_the_extra_holds_the_package(place: str, package: str | None, extra: str) -> None:
+    assert extra in extras(), place
+    assert package is None or re.split(r"[<>=]", package)[0].lower() in brought(extra), place
+    line = str(MissingPackage(package or "x", extra)).partition("; run: ")[2]
+    assert line == f"pip install '{OURS}[{extra}]'"
+
+
+@pytest.mark.parametrize(("names", "extra"), [(names, extra) for names, _, extra in PACKAGES])
+def test_the_doctors_lines_bring_the_package(names: tuple[str, ...], extra: str) -> None:
+    assert brought(extra) & set(names)
+
+
+@pytest.mark.parametrize("absent", TRIED, ids="+".join)
+def test_the_line_is_told(absent: tuple[str, ...], tmp_path: Path) -> None:
+    statement, extra = TRIED[absent]
+    hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in absent)
+    code = f"import sys; {hidden}\ntry:\n    exec({statement!r})\nexcept ImportError as error:\n    print(error)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip().endswith(f"run: pip install '{OURS}[{extra}]'")
+
+
+def test_every_extra_is_asked_for() -> None:
+    asked = {extra for _, _, extra in raised()} | {extra for _, _, extra in PACKAGES}
+    assert asked == set(extras())
