@@ -11,7 +11,17 @@ from intune_callbacks.monitor.wait import StepTimer
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation, Pipeline
 
-__all__ = ["DATALOADER_BATCH", "ENDLESS", "Case", "Delivery", "Loop", "Measured", "even_start", "seconds_to"]
+__all__ = [
+    "DATALOADER_BATCH",
+    "ENDLESS",
+    "Case",
+    "Delivery",
+    "Loop",
+    "Measured",
+    "decisions_to",
+    "even_start",
+    "seconds_to",
+]
 
 ENDLESS = 1 << 30
 DATALOADER_BATCH = 2
@@ -125,7 +135,7 @@ class Loop:
         """
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            self._step(tuner)
+            self.step(tuner)
 
     def measure(self, seconds: float, tuner: Tuner | None = None) -> Measured:
         """Train for `seconds`, at most twice as long, and return the throughput of that stretch.
@@ -140,7 +150,7 @@ class Loop:
             work = sum(delivery.work_s for delivery in self.deliveries[first:])
             if abs(work - used.asked_s) <= BALANCED * used.asked_s or used.at_s >= 2 * seconds:
                 break
-            self._step(tuner)
+            self.step(tuner)
         batches, computed = work / self.case.work_s, used.asked_s / self.case.work_s
         return Measured(batches / used.at_s, computed / used.at_s, used.utilisation, used.sleep_inflation)
 
@@ -155,7 +165,8 @@ class Loop:
         if self.pipeline is not None:
             self.pipeline.close()
 
-    def _step(self, tuner: Tuner | None) -> None:
+    def step(self, tuner: Tuner | None) -> None:
+        """Consume one batch; see `train`."""
         self._timer.fetch_begin()
         batch = self._batch(next(self._iterator))
         self._timer.fetch_end()
@@ -190,3 +201,22 @@ def seconds_to(
         if delivery.at_s - begin >= window_s and work / work_s / window_s >= target:
             return delivery.at_s - begin
     return None
+
+
+def decisions_to(
+    target: float, deliveries: Sequence[Delivery], decided: Sequence[int], begin: float, work_s: float, window_s: float
+) -> int | None:
+    """Return the decisions before the stretch begins whose end `seconds_to` returns; None if there is no such stretch.
+
+    Args:
+        target: batches of mean work per second.
+        deliveries: in the order of time.
+        decided: batches delivered before each decision.
+        begin: of the run, in seconds, on the clock of the deliveries.
+        work_s: CPU seconds of a batch of mean work.
+        window_s: length of the stretch that is judged.
+    """
+    reached = seconds_to(target, deliveries, begin, work_s, window_s)
+    if reached is None:
+        return None
+    return sum(deliveries[step - 1].at_s <= begin + reached - window_s for step in decided)

@@ -3,20 +3,29 @@
 Per pipeline and machine size, each in a fresh process: the search (many static allocations of workers *and* windows on
 the same engine), the stock pipeline and the untouched start, then one run per policy from that start. A last run per
 policy resizes the machine 32 -> 64 -> 32 under way. Nothing is restarted in a run.
+
+With ``--warm`` each run of a policy is followed by another one: a fresh pipeline from the same poor start that is given
+what the first one saved (`found.yaml`, `state.json`) at its first batch, as ``warm_start`` does. Its phase is ``warm
+start``. ``decisions_to_95``: decisions before the first stretch of some seconds that reached 95 % of the final
+throughput of the first run. ``changes``: decisions that changed something; ``first_change``: the number of the first.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.live_cases import PIPELINES, Live
-from benchmarks.live_loop import Case, Delivery, Measured, seconds_to
+from benchmarks.live_loop import FETCH_SAMPLES, Case, Delivery, Measured, decisions_to, seconds_to
 from benchmarks.live_search import QUICK, Found, Plan, search
 from benchmarks.output import arguments, numbers, words, write
 from intune_callbacks.config import POLICIES, TunerConfig
+from intune_callbacks.report import versions
+from intune_callbacks.saved import WarmStart, write_found
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation
 
@@ -25,6 +34,8 @@ __all__ = ["Tuned", "main", "run", "tune"]
 WORK_S = {8: 0.5}
 """CPU seconds of a batch by machine size: 20 ms for the cheapest stage and well under 1000 calls a second."""
 QUICK_WORK_S = 0.1
+WARM_PART = 0.25
+"""Of the time to settle: what the run after a warm start gets."""
 PHASES = (64, 32)
 RESIZED_FROM = 32
 LONGEST_S = 3600.0
@@ -39,6 +50,8 @@ class Stretch:
         begin_s, end_s: when, on the clock of the deliveries; `measured` is its last part.
         measured: the tuned pipeline.
         allocation: at the end.
+        decided: batches that had been delivered at each decision.
+        changes: numbers of the decisions that changed something.
     """
 
     cpus: int
@@ -46,19 +59,26 @@ class Stretch:
     end_s: float
     measured: Measured
     allocation: Allocation
+    decided: list[int]
+    changes: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What one run of a policy gave: its stretches in turn, all deliveries, and why it froze if it did."""
+    """What one run of a policy gave: its stretches in turn, all deliveries, and why it froze if it did.
+
+    `warm` is the run after it that started from what it saved, `not_warm` why that was not used.
+    """
 
     policy: str
     stretches: list[Stretch]
     deliveries: list[Delivery]
     frozen: str | None
+    warm: Tuned | None = None
+    not_warm: str | None = None
 
 
-def tune(case: Case, policy: str, plan: Plan, phases: Sequence[int] = ()) -> Tuned:
+def tune(case: Case, policy: str, plan: Plan, phases: Sequence[int] = (), warm: bool = False) -> Tuned:
     """Return what `policy` makes of the pipeline's start, and of the machine sizes in `phases` after it.
 
     Args:
@@ -66,7 +86,28 @@ def tune(case: Case, policy: str, plan: Plan, phases: Sequence[int] = ()) -> Tun
         policy: name of the tuner's policy.
         plan: durations.
         phases: virtual CPUs to change to, one after the other, without restart.
+        warm: start a fresh pipeline from what was found, too.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        tuned = _tune(case, policy, plan, phases, save_in=Path(folder))
+        if not warm:
+            return tuned
+        start = WarmStart(folder)
+        again = _tune(case, policy, replace(plan, settle_s=WARM_PART * plan.settle_s), start=start)
+        entry = start.entry
+        assert entry is not None
+        return replace(tuned, warm=again, not_warm=None if entry["used"] else entry["why"])
+
+
+def _tune(
+    case: Case,
+    policy: str,
+    plan: Plan,
+    phases: Sequence[int] = (),
+    *,
+    save_in: Path | None = None,
+    start: WarmStart | None = None,
+) -> Tuned:
     live = Live(case)
     assert live.pipeline is not None
     config = TunerConfig(policy=policy, decide_every_s=plan.decide_every_s)
@@ -76,18 +117,28 @@ def tune(case: Case, policy: str, plan: Plan, phases: Sequence[int] = ()) -> Tun
         for number, cpus in enumerate((case.cpus, *phases)):
             if number:
                 live.machine.resize(cpus)
-            begin = live.elapsed_s
+            begin, first = live.elapsed_s, len(tuner.history.decisions)
+            if start is not None:
+                live.step(None)
+                start.begin(tuner, FETCH_SAMPLES, versions())
             live.train(plan.settle_s, tuner)
             measured = live.measure(plan.final_s, tuner)
             allocation = {stage.name: stage.current for stage in live.pipeline.stages()}
-            stretches.append(Stretch(cpus, begin, live.elapsed_s, measured, allocation))
+            made = tuner.history.decisions[first:]
+            decided = [decision.observation.step for decision in made]
+            changes = [number for number, decision in enumerate(made, 1) if decision.applied]
+            stretches.append(Stretch(cpus, begin, live.elapsed_s, measured, allocation, decided, changes))
         return Tuned(policy, stretches, live.deliveries, tuner.frozen)
     finally:
         tuner.close()
         live.close()
+        if save_in is not None:
+            write_found(save_in, tuner, batch_size=FETCH_SAMPLES, ranks=1, versions=versions())
 
 
-def run(cases: Sequence[Case], policies: Sequence[str], plan: Plan, jobs: int) -> list[dict[str, Any]]:
+def run(
+    cases: Sequence[Case], policies: Sequence[str], plan: Plan, jobs: int, warm: bool = False
+) -> list[dict[str, Any]]:
     """Measure every case with every policy and return the rows.
 
     Args:
@@ -95,12 +146,13 @@ def run(cases: Sequence[Case], policies: Sequence[str], plan: Plan, jobs: int) -
         policies: names of tuner policies.
         plan: durations.
         jobs: processes side by side; emulated CPUs sleep, so several machines fit on one host. 0 stays in this process.
+        warm: after each policy's run, another one that starts from what the first one saved.
     """
     resized = [case for case in cases if case.cpus == RESIZED_FROM and _resized(cases, case)]
     with _Jobs(jobs) as pool:
         # The searches are the longest: they go first.
         searched = {case: pool.submit(search, case, plan) for case in cases}
-        tuned = [(case, pool.submit(tune, case, policy, plan)) for policy in policies for case in cases]
+        tuned = [(case, pool.submit(tune, case, policy, plan, (), warm)) for policy in policies for case in cases]
         phased = [(case, pool.submit(tune, case, policy, plan, PHASES)) for policy in policies for case in resized]
         found = {case: result() for case, result in searched.items()}
         rows = [row for case in cases for row in _static_rows(case, found[case])]
@@ -126,6 +178,9 @@ def _row(
         "fraction_of_best": round(measured.throughput / best, 4),
         "fraction_of_fluid": round(measured.throughput / case.fluid_limit, 4),
         "seconds_to_95": None,
+        "decisions_to_95": None,
+        "changes": None,
+        "first_change": None,
         "delivered": round(measured.delivered, 3),
         "computed": round(measured.computed, 3),
         "utilisation": round(measured.utilisation, 4),
@@ -146,6 +201,7 @@ def _static_rows(case: Case, found: Found) -> list[dict[str, Any]]:
 
 def _tuned_rows(case: Case, tuned: Tuned, found: Mapping[Case, Found], plan: Plan) -> list[dict[str, Any]]:
     rows, phase = [], "from the start"
+    final = tuned.stretches[0].measured.throughput
     for stretch in tuned.stretches:
         now = replace(case, cpus=stretch.cpus)
         best = found[now].best.throughput
@@ -153,12 +209,29 @@ def _tuned_rows(case: Case, tuned: Tuned, found: Mapping[Case, Found], plan: Pla
         deliveries = [delivery for delivery in tuned.deliveries if delivery.at_s < stretch.end_s]
         reached = seconds_to(0.95 * best, deliveries, stretch.begin_s, case.work_s, plan.window_s)
         row["seconds_to_95"] = None if reached is None else round(reached, 1)
+        row |= _decisions(stretch, deliveries, final, case, plan)
         if tuned.frozen is not None:
             row["frozen"] = tuned.frozen
         rows.append(row)
         phase = f"after {stretch.cpus} CPUs"
+    if tuned.warm is not None:
+        stretch, deliveries = tuned.warm.stretches[0], tuned.warm.deliveries
+        row = _row(case, tuned.policy, "warm start", stretch.measured, found[case].best.throughput, stretch.allocation)
+        reached = seconds_to(0.95 * found[case].best.throughput, deliveries, 0.0, case.work_s, plan.window_s)
+        row |= {"seconds_to_95": None if reached is None else round(reached, 1)}
+        row |= _decisions(stretch, deliveries, final, case, plan)
+        row |= {"not_warm": tuned.not_warm} if tuned.not_warm else {}
+        return [*rows, row | ({"frozen": tuned.warm.frozen} if tuned.warm.frozen else {})]
     # The first stretch of a run with several is the run with one, measured a second time.
     return rows[1:] if len(rows) > 1 else rows
+
+
+def _decisions(
+    stretch: Stretch, deliveries: Sequence[Delivery], final: float, case: Case, plan: Plan
+) -> dict[str, int | None]:
+    made = decisions_to(0.95 * final, deliveries, stretch.decided, stretch.begin_s, case.work_s, plan.window_s)
+    first = stretch.changes[0] if stretch.changes else None
+    return {"decisions_to_95": made, "changes": len(stretch.changes), "first_change": first}
 
 
 class _Jobs:
@@ -193,6 +266,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--sigma", type=float, default=0.8, help="irregularity of the udf stage (default 0.8)")
     parser.add_argument("--work", type=float, help="CPU seconds of a batch (default 0.5 at 8 CPUs, else 1)")
     parser.add_argument("--jobs", type=int, default=6, help="machines emulated side by side (default 6)")
+    parser.add_argument("--warm", action="store_true", help="start a fresh pipeline from what each run saved, too")
     given = parser.parse_args(argv)
     cases = [
         Case(
@@ -207,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     ]
     plan = QUICK if given.quick else Plan()
     print(f"{len(cases)} cases, {len(given.policies)} policies, plan {asdict(plan)}", flush=True)
-    return write("live_torch", run(cases, given.policies, plan, given.jobs), given.seed, given.json)
+    return write("live_torch", run(cases, given.policies, plan, given.jobs, given.warm), given.seed, given.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The error tree.
+"""The error tree, and the one way to warn.
 
 InTuneError
 ├── BuildFailed       the tf.data operations could not be compiled or loaded; carries the compiler's words
@@ -10,9 +10,11 @@ InTuneError
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Sequence
 
-__all__ = ["BuildFailed", "ConfigError", "InTuneError", "MissingPackage", "PipelineError", "WorkerDied"]
+__all__ = ["BuildFailed", "ConfigError", "InTuneError", "MissingPackage", "PipelineError", "WorkerDied", "warn"]
 
 
 class InTuneError(Exception):
@@ -55,3 +57,9 @@ class PipelineError(InTuneError, AssertionError):
 
 class WorkerDied(InTuneError, RuntimeError):
     """A worker process ended without delivering its item; the message names its pid and exit code."""
+
+
+def warn(message: str) -> None:
+    """Warn during a training: where warnings are errors, the promise not to raise into it is the stronger one."""
+    with contextlib.suppress(RuntimeWarning):
+        warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from intune_callbacks.config import TunerConfig, resolve_mode, sourced
-from intune_callbacks.errors import ConfigError
+from intune_callbacks.errors import ConfigError, warn
+from intune_callbacks.history import Decision
+from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.ranks import exchange
-from intune_callbacks.report import build_report, write_report
+from intune_callbacks.report import build_report, versions, write_report
+from intune_callbacks.saved import WarmStart, write_found
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Observation, Stage
 
@@ -28,21 +29,26 @@ class Settings:
         mode_source: where the mode came from, for the report.
         run_dir: where the history and the report are written; None writes nothing.
         show_card: print the end card.
+        warm_start: run folder to start from, or the path of its ``found.yaml``; None starts anew.
     """
 
     config: TunerConfig
     mode_source: str
     run_dir: Path | None
     show_card: bool
+    warm_start: str | None = None
 
     @classmethod
-    def checked(cls, mode: str | None, run_dir: object, show_card: object, **tuner: Any) -> Settings:
+    def checked(
+        cls, mode: str | None, run_dir: object, show_card: object, warm_start: object = None, **tuner: Any
+    ) -> Settings:
         """Return the settings.
 
         Args:
             mode: as given; ``INTUNE_MODE`` wins over it.
             run_dir: a folder's path or None.
             show_card: True or False.
+            warm_start: a path or None.
             tuner: the other fields of `TunerConfig`.
 
         Raises:
@@ -62,10 +68,16 @@ class Settings:
             problems.append(f"run_dir={run_dir!r}: expected a folder's path or None, got {type(run_dir).__name__}")
         if not isinstance(show_card, bool):
             problems.append(f"show_card={show_card!r}: expected True or False, got {type(show_card).__name__}")
+        if warm_start is not None and (not isinstance(warm_start, (str, Path)) or not str(warm_start)):
+            problems.append(
+                f"warm_start={warm_start!r}: expected the folder of an earlier run (its run_dir), the path of the "
+                f"found.yaml in it, or None, got {type(warm_start).__name__}"
+            )
         if problems:
             raise ConfigError(problems)
         assert config is not None
-        return cls(config, source, None if run_dir is None else Path(str(run_dir)), bool(show_card))
+        warm = None if warm_start is None else str(warm_start)
+        return cls(config, source, None if run_dir is None else Path(str(run_dir)), bool(show_card), warm)
 
 
 class TunedFit:
@@ -80,6 +92,7 @@ class TunedFit:
         frozen: why nothing is tuned any more, None while all is well.
         tuner: the one loop, None until training has begun.
         waited: what the progress bar shows: the share of data wait at first and now; None before the first decision.
+        warm: whether and why it started from another run.
     """
 
     def __init__(self, settings: Settings, rank: int = 0, world: int = 1) -> None:
@@ -90,6 +103,25 @@ class TunedFit:
         self.frozen: str | None = None
         self.tuner: Tuner | None = None
         self.waited: str | None = None
+        self.warm = WarmStart(settings.warm_start, rank, world)
+        self._batch_size = 0
+
+    def turn(
+        self, totals: StepTotals, samples: int, batch_size: int, exposed_wait_s: float | None = None
+    ) -> Decision | None:
+        """Give the tuner its turn; as soon as the batch size is known, start from another run if that fits.
+
+        Args:
+            totals: the step timer's totals, at the end of a step.
+            samples: samples since the last turn.
+            batch_size: samples of one batch; 0 while unknown.
+            exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
+        """
+        assert self.tuner is not None
+        if batch_size and not self._batch_size:
+            self._batch_size = batch_size
+            self.warm.begin(self.tuner, batch_size, versions())
+        return self.tuner.batch(totals, samples, exposed_wait_s)
 
     def note_wait(self, seen: Observation) -> None:
         """Bring `waited` up to date."""
@@ -100,13 +132,7 @@ class TunedFit:
         """Freeze the allocation where it is and say so once; training goes on."""
         if self.frozen is None:
             self.frozen = f"{type(error).__name__} in {where}: {error}"
-            # Where warnings are errors, the promise not to raise into the training is the stronger one.
-            with contextlib.suppress(RuntimeWarning):
-                warnings.warn(
-                    f"InTune froze, training goes on with the last allocation: {self.frozen}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+            warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tuner's state for a checkpoint; empty before the first batch."""
@@ -127,12 +153,30 @@ class TunedFit:
         summary["frozen"] = self.frozen or summary["frozen"]
         settings = sourced(self.config, self.mode_source)
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings) | more
+        if self.warm.entry is not None:
+            report["warm_start"] = self.warm.entry
         ranks = exchange(report, self.rank, self.world) if together else None
         if ranks is not None:
             report["ranks"] = ranks
         if self.run_dir is not None:
             write_report(self.run_dir, report)
+            self._save(self.tuner, self.run_dir)
         return report
+
+    def _save(self, tuner: Tuner, folder: Path) -> None:
+        if self.frozen is not None or not self._batch_size:
+            return
+        try:
+            write_found(
+                folder,
+                tuner,
+                batch_size=self._batch_size,
+                ranks=self.world,
+                versions=versions(),
+                started_from=self.warm.used_source,
+            )
+        except Exception as error:
+            self.give_up("writing found.yaml", error)
 
 
 def metrics(seen: Observation) -> dict[str, float]:

@@ -100,6 +100,7 @@ class Fit(TunedFit):
             history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
         )
         if last is not None and last._state and self._source is not None and last._source == self._source:
+            self.warm.leave("this callback has trained on the same data before, and goes on with what it found")
             self.tuner.load_state_dict(last._state)
 
     def epoch_begin(self) -> None:
@@ -122,7 +123,8 @@ class Fit(TunedFit):
         samples = self._timer.samples - self._samples
         self._samples += samples
         exposed_wait_s = None if self._cuda is None else self._cuda.read()
-        decision = self.tuner.batch(totals, samples, exposed_wait_s)
+        batch_size = round(self._timer.samples / totals.steps) if totals.steps else 0
+        decision = self.turn(totals, samples, batch_size, exposed_wait_s)
         if decision is not None:
             if decision.applied:
                 log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)

@@ -78,9 +78,13 @@ class InTuneCallback(_Callback):
         mode: ``off`` (no trace), ``observe`` (measure and report), ``advise`` (also say what it would do) or ``tune``;
             None is ``tune``. The environment variable ``INTUNE_MODE`` wins over this argument.
         policy: who decides; one of `intune_callbacks.config.POLICIES`.
-        run_dir: folder for ``history.jsonl`` and ``report.json`` (in ``rank{r}`` below it when there are several
-            ranks); None writes no file.
+        run_dir: folder for ``history.jsonl``, ``report.json`` and what a later run can start from, ``found.yaml`` and
+            ``state.json`` (in ``rank{r}`` below it when there are several ranks); None writes no file.
         show_card: print the end card at rank zero.
+        warm_start: `run_dir` of an earlier run, or the path of its ``found.yaml``: start from what that found, if
+            stages, batch size, CPUs, memory limit, library versions, policy and number of ranks are the same.
+            Otherwise, or if there is no such file yet, start anew; a warning and the report say why. What a resumed
+            checkpoint holds goes first.
         decide_every_s: as in `TunerConfig`, and so are all that follow.
         decide_every_batches: fewest batches between two decisions.
         warmup_batches: first batches that are not judged.
@@ -105,6 +109,7 @@ class InTuneCallback(_Callback):
         policy: str = "dqn",
         run_dir: str | None = None,
         show_card: bool = True,
+        warm_start: str | None = None,
         decide_every_s: float = 1.0,
         decide_every_batches: int = 10,
         warmup_batches: int = 20,
@@ -120,6 +125,7 @@ class InTuneCallback(_Callback):
             mode,
             run_dir,
             show_card,
+            warm_start,
             policy=policy,
             decide_every_s=decide_every_s,
             decide_every_batches=decide_every_batches,

@@ -79,6 +79,7 @@ class Fit(TunedFit):
             history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
         )
         if restored:
+            self.warm.leave("a checkpoint was resumed, and its state goes first")
             self.tuner.load_state_dict(restored)
 
     def batch(self, batch: Any) -> None:
@@ -86,7 +87,8 @@ class Fit(TunedFit):
         if self.tuner is None or self.frozen is not None or self._no_wait is not None:
             return
         exposed_wait_s = None if self.cuda is None else self.cuda.read()
-        decision = self.tuner.batch(self.timer.read(), samples_in(batch), exposed_wait_s)
+        samples = samples_in(batch)
+        decision = self.turn(self.timer.read(), samples, samples, exposed_wait_s)
         if decision is not None:
             if decision.applied:
                 log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)

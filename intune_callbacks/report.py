@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from intune_callbacks.advice import to_set
+from intune_callbacks.files import write_whole
 
-__all__ = ["build_report", "card_rows", "end_card", "write_report"]
+__all__ = ["build_report", "card_rows", "end_card", "versions", "write_report"]
 
 FILES = ("report.html", "report.json", "history.jsonl", "found.yaml")
 FRAMEWORKS = ("torch", "pytorch_lightning", "lightning", "torchdata", "tensorflow", "keras", "jax")
@@ -67,7 +67,7 @@ def build_report(
         },
         "frozen": summary["frozen"],
         "auc": auc,
-        "versions": _versions(),
+        "versions": versions(),
         "decisions": summary["decisions"],
     }
 
@@ -83,10 +83,7 @@ def write_report(directory: str | Path, report: Mapping[str, Any]) -> Path:
         OSError: when it cannot be written.
     """
     path = Path(directory) / "report.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(report, indent=2, allow_nan=False) + "\n")
     return path
 
 
@@ -131,6 +128,8 @@ def card_rows(report: Mapping[str, Any], folder: Path | None = None) -> list[tup
         rows.append(("after", f"{_line(after, report['stages'], 'current')}{left}"))
     else:
         rows.append(("now", _line(after, report["stages"], "current")))
+    if warm := report.get("warm_start"):
+        rows.append(("warm", f"{'' if warm['used'] else 'not '}started from {warm['from']}: {warm['why']}"))
     if report.get("ranks"):
         rows.append(("ranks", report["ranks"]["line"]))
     if report["frozen"]:
@@ -222,7 +221,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {int(seconds % 60)} s" if minutes else f"{seconds:.0f} s"
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Versions of what is in use; a framework nobody imported is not imported for that."""
     found = {"python": platform.python_version()}
     found["intune_callbacks"] = str(sys.modules["intune_callbacks"].__dict__["__version__"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from intune_callbacks.agent.baselines import make_policy
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.errors import warn
 from intune_callbacks.guard import Guard
 from intune_callbacks.history import Course, Decision, History, describe
 from intune_callbacks.monitor.freed import LARGE_BYTES, give_back_freed, map_large_blocks
@@ -49,8 +48,8 @@ class Tuner:
     ) -> None:
         self.frozen: str | None = None
         self.history = history if history is not None else History()
-        self._pipeline, self._config, self._clock = pipeline, config, clock or Clock()
-        self._policy = policy or make_policy(
+        self._pipeline, self.config, self._clock = pipeline, config, clock or Clock()
+        self.policy = policy or make_policy(
             config.policy, fine_tune=config.fine_tune, memory_limit=config.memory_soft_limit
         )
         self._probe = probe if probe is not None else MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
@@ -118,8 +117,8 @@ class Tuner:
         first = course.before[0].allocation if course.before else {}
         events = [*self.history.events, *([self._pending] if self._pending and self._pending.is_eventful else [])]
         return {
-            "mode": self._config.mode,
-            "policy": self._policy.name,
+            "mode": self.config.mode,
+            "policy": self.policy.name,
             "frozen": self.frozen,
             "changes": course.changes,
             "settled_after_s": course.settled_after_s,
@@ -127,7 +126,7 @@ class Tuner:
             "steps": self._totals.steps,
             "samples": self._samples,
             "stages": [asdict(stage) | {"first": first.get(stage.name, stage.current)} for stage in self._stages],
-            "memory_soft_limit": self._config.memory_soft_limit,
+            "memory_soft_limit": self.config.memory_soft_limit,
             "before": describe(tuple(course.before)),
             "after": describe(course.after),
             "decisions": [decision.to_json() for decision in events],
@@ -138,8 +137,9 @@ class Tuner:
         tail = [decision.to_json() for decision in self.history.decisions[-SAVED_DECISIONS:]]
         allocation = {stage.name: stage.current for stage in self._stages}
         return {
+            "mode": self.config.mode,
             "allocation": self._carried | allocation if self._course.changes or self._carried else {},
-            "policy": {"name": self._policy.name, "state": self._policy.state_dict()},
+            "policy": {"name": self.policy.name, "state": self.policy.state_dict()},
             "guard": self._guard.state_dict(),
             "history": [*self._past, *tail][-SAVED_DECISIONS:],
         }
@@ -150,15 +150,35 @@ class Tuner:
         A state that does not fit is reported as a warning and left alone.
         """
         try:
+            self.restore(state)
+        except Exception as error:
+            warn(f"InTune could not restore its state and starts anew: {type(error).__name__}: {error}")
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Do what `load_state_dict` does, all of it or nothing.
+
+        Raises:
+            Exception: of any kind, when this is no such state.
+        """
+        before = self._guard, self._past, self._carried
+        known, self._guard = self.policy.state_dict(), Guard(self.config)
+        try:
             self._guard.load_state_dict(state["guard"])
-            if state["policy"]["name"] == self._policy.name:
-                self._policy.load_state_dict(state["policy"]["state"])
+            # What was only advised never came true: a policy must not hold what it was never given.
+            if (state["policy"]["name"], state["mode"]) == (self.policy.name, self.config.mode):
+                self.policy.load_state_dict(state["policy"]["state"])
             self._past = list(state["history"])
             self._carried = {str(name): int(value) for name, value in state["allocation"].items()}
             if self.frozen is None:
                 self._carry_over()
-        except Exception as error:
-            _warn(f"InTune could not restore its state and starts anew: {type(error).__name__}: {error}")
+        except Exception:
+            self._guard, self._past, self._carried = before
+            self.policy.load_state_dict(known)
+            raise
+
+    def setting(self) -> tuple[tuple[Stage, ...], Resources]:
+        """Return the stages and the machine as they are now."""
+        return self._read_stages(), self._probe.read()
 
     def _turn(self, totals: StepTotals, exposed_wait_s: float | None) -> Decision:
         observation = self._window.observe(
@@ -185,8 +205,8 @@ class Tuner:
     def _resources(self) -> Resources:
         """Return what there is; near the memory limit, after what is only kept for later was given back."""
         seen = self._probe.read()
-        limit = self._config.memory_soft_limit * seen.memory_limit_bytes
-        if self._config.mode != "tune" or seen.memory_used_bytes <= limit / 2:
+        limit = self.config.memory_soft_limit * seen.memory_limit_bytes
+        if self.config.mode != "tune" or seen.memory_used_bytes <= limit / 2:
             return seen
         if self._guard.largest_item_bytes >= LARGE_BYTES:
             map_large_blocks()
@@ -194,13 +214,13 @@ class Tuner:
 
     def _decide(self, observation: Observation) -> Decision:
         before = observation.allocation
-        if self._config.mode == "observe":
+        if self.config.mode == "observe":
             return Decision(observation, before, before, reason="observing")
         alarm = self._guard.alarm(observation)
         if alarm is not None:
             proposed, reason, settled, ruling = _changes(alarm.allocation, before), alarm.vetoes[0], False, alarm
         else:
-            proposal = self._policy.decide(observation)
+            proposal = self.policy.decide(observation)
             reason, settled = proposal.reason, proposal.settled
             wanted = clamp(proposal.allocation, observation.stages)
             proposed = _changes(wanted, before)
@@ -210,7 +230,7 @@ class Tuner:
             ruling = self._guard.check(wanted, observation)
         granted = _changes(ruling.allocation, before)
         decision = Decision(observation, before, before, proposed, granted, reason, ruling.vetoes, settled=settled)
-        if self._config.mode == "advise" or not granted:
+        if self.config.mode == "advise" or not granted:
             self._note(settled)
             return decision
         after, resize_s = self._resize(granted, before)
@@ -232,7 +252,7 @@ class Tuner:
         if self._course.changes:
             wanted |= {stage.name: stage.current for stage in self._stages}
         stages = self._read_stages()
-        if not wanted or self._config.mode != "tune":
+        if not wanted or self.config.mode != "tune":
             return
         now = Observation(0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, stages, {}, self._probe.read())
         changes = _changes(self._guard.check(wanted, now).allocation, now.allocation)
@@ -241,7 +261,7 @@ class Tuner:
             self._read_stages()
 
     def _read_stages(self) -> tuple[Stage, ...]:
-        most = self._config.max_workers
+        most = self.config.max_workers
         self._stages = tuple(
             replace(stage, high=max(stage.low, min(stage.high, most))) if most and stage.unit == "workers" else stage
             for stage in self._pipeline.stages()
@@ -259,14 +279,8 @@ class Tuner:
 
     def _freeze(self, error: Exception) -> None:
         self.frozen = f"{type(error).__name__}: {error}"
-        _warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
+        warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
 
 
 def _changes(wanted: Mapping[str, int], now: Mapping[str, int]) -> Allocation:
     return {name: value for name, value in wanted.items() if now.get(name) != value}
-
-
-def _warn(message: str) -> None:
-    # Where warnings are errors, the promise not to raise into the training is the stronger one.
-    with contextlib.suppress(RuntimeWarning):
-        warnings.warn(message, RuntimeWarning, stacklevel=4)

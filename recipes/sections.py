@@ -13,7 +13,7 @@ from dlrm_examples.tsv import CATEGORIES
 from intune_callbacks.config import TunerConfig, choice_problem
 from intune_callbacks.errors import ConfigError
 
-__all__ = ["HASHED", "Config", "Model", "Pipeline", "Trainer"]
+__all__ = ["HASHED", "Config", "InTune", "Model", "Pipeline", "Trainer"]
 
 FRAMEWORKS = ("lightning", "keras")
 STYLES = ("blocks", "plain")
@@ -145,6 +145,17 @@ class Trainer:
 
 
 @dataclass(frozen=True, slots=True)
+class InTune(TunerConfig):
+    """How the callback tunes, and where it starts.
+
+    Args:
+        warm_start: `run_dir` of an earlier run, or the path of its ``found.yaml``, to start from; None starts anew.
+    """
+
+    warm_start: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """One run of a recipe.
 
@@ -156,7 +167,7 @@ class Config:
         batch_size: samples per step, over all devices.
         test_frac: share of the rows held out for the AUC, 0..1, drawn at random.
         read_latency_ms: added to the read of every block, to emulate a network file system.
-        run_dir: where report.json and history.jsonl are written.
+        run_dir: where report.json, history.jsonl and found.yaml are written.
         pipeline: how the rows are read.
         model: the DLRM.
         trainer: what the Trainer or `fit` gets.
@@ -174,7 +185,7 @@ class Config:
     pipeline: Pipeline = field(default_factory=Pipeline)
     model: Model = field(default_factory=Model)
     trainer: Trainer = field(default_factory=Trainer)
-    intune: TunerConfig = field(default_factory=TunerConfig)
+    intune: InTune = field(default_factory=InTune)
 
     def __post_init__(self) -> None:
         trainer = self.trainer

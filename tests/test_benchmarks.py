@@ -241,8 +241,9 @@ def test_live_run_tunes_a_real_pipeline(pipeline: str) -> None:
     from benchmarks.live_torch import run
 
     plan = Plan(0.3, 0.7, 0.3, 0.7, 4.0, 1.0, 0, 1.0, 0.2, (1.0,), (2.0,), ())
-    rows = run([Case(pipeline, 4, 0.1, 0.3, 0)], ["model-jump"], plan, jobs=0)
-    by_policy: dict[str, dict[str, Any]] = {row["policy"]: row for row in rows}
+    rows = run([Case(pipeline, 4, 0.1, 0.3, 0)], ["model-jump"], plan, jobs=0, warm=True)
+    warm = [row for row in rows if row["phase"] == "warm start"]
+    by_policy: dict[str, dict[str, Any]] = {row["policy"]: row for row in rows if row not in warm}
     wanted = {"pipeline", "cpus", "policy", "throughput", "best_static", "fraction_of_best", "fraction_of_fluid"}
     assert all(wanted | {"seconds_to_95"} <= set(row) for row in rows)
     tuned, start = by_policy["model-jump"], by_policy["start, no tuner"]
@@ -250,6 +251,21 @@ def test_live_run_tunes_a_real_pipeline(pipeline: str) -> None:
     assert tuned["throughput"] > 1.2 * start["throughput"]
     # No pipeline is faster than its machine, beyond what was already in the buffers.
     assert tuned["fraction_of_fluid"] < 1.15
+    assert len(warm) == 1 and "not_warm" not in warm[0]
+    assert warm[0]["throughput"] > 1.2 * start["throughput"]
+    assert {"decisions_to_95", "changes"} <= set(warm[0])
+
+
+def test_decisions_are_counted_until_what_follows_is_fast_enough() -> None:
+    from benchmarks.live_loop import Delivery, decisions_to
+
+    # One batch a second for ten seconds, then ten a second.
+    deliveries = [Delivery(float(at), 1.0) for at in range(1, 11)]
+    deliveries += [Delivery(10.0 + at / 10.0, 1.0) for at in range(1, 101)]
+    assert decisions_to(0.9, deliveries, [3, 6], 0.0, 1.0, 5.0) == 0
+    assert decisions_to(9.0, deliveries, [3, 6, 9, 60], 0.0, 1.0, 5.0) == 3
+    assert decisions_to(3.0, deliveries, [3, 6, 10], 0.0, 1.0, 5.0) == 2
+    assert decisions_to(11.0, deliveries, [3, 6, 10], 0.0, 1.0, 5.0) is None
 
 
 def test_overhead_rows() -> None:

@@ -36,9 +36,9 @@ def test_out_of_order_is_an_error_where_order_was_promised() -> None:
     case = Case("tfdata", 4, 0.05, 0.0, 0)
     live = LiveData(case, SYSTEMS["even split"])
     live._iterator = iter([0, 2])
-    live._step(None)
+    live.step(None)
     with pytest.raises(RuntimeError, match="batch 2 came where 1 was due"):
-        live._step(None)
+        live.step(None)
     live.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,10 @@ import numpy as np
 
 from intune_callbacks.agent.view import Bools, Floats, Number, View
 
-__all__ = ["Curves", "smaller_root"]
+__all__ = ["COEFFICIENTS", "TERMS", "Curves", "smaller_root"]
+
+COEFFICIENTS, TERMS = 3, 6
+"""Of a slot: numbers that are fitted, and numbers of the upper triangle of their precision."""
 
 KEEP = 0.9
 """Weight old readings keep at a new one, but only in the direction the new one tells something about."""
@@ -65,6 +68,28 @@ class Curves:
         """Coefficients of 1, n - 1 and n (n - 1), seconds, [N, S]; never negative."""
         self.one = SimpleNamespace()
         """What is fitted of the only pipeline, in plain numbers, by slot."""
+        self.learn(view)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is fitted of the only pipeline, in plain numbers."""
+        of_slot = {name: getattr(self, name)[0].tolist() for name in ("work_s", "cpu_share", "cv")}
+        return of_slot | {
+            "seen": [int(seen) for seen in self._seen[0]],
+            "reference_s": self._reference_s[0].tolist(),
+            "theta": self._theta[:, 0].tolist(),
+            "precision": self._precision[:, 0].tolist(),
+            "scale": float(self._scale[0]),
+        }
+
+    def go_on(self, kept: Mapping[str, Floats], view: View) -> None:
+        """Take back what `state_dict` gave, as arrays, and learn from the first window since."""
+        self.work_s, self.cpu_share, self.cv = (kept[name][None].copy() for name in ("work_s", "cpu_share", "cv"))
+        self._seen, self._reference_s, self._scale = (
+            kept["seen"][None] > 0.0,
+            kept["reference_s"][None],
+            kept["scale"][None],
+        )
+        self._theta, self._precision = kept["theta"][:, None], kept["precision"][:, None]
         self.learn(view)
 
     def restart(self, view: View, rows: Bools) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intune_callbacks.agent.fitter import Fitter
+from intune_callbacks.agent.kept import taken
 from intune_callbacks.agent.live import slots_of, view_of
 from intune_callbacks.agent.network import Network
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, ShellConfig, Values
@@ -56,6 +57,7 @@ class Dqn:
         self._windows = 0
         self._shares: dict[str, deque[float]] = {}
         self._fitter = Fitter()
+        self._kept: dict[str, Any] = {}
 
     def decide(self, observation: Observation) -> Proposal:
         """Return where to go from here; an empty allocation means stay."""
@@ -65,6 +67,9 @@ class Dqn:
         names = tuple(stage.name for stage in slots)
         if names != self._names:
             self._names, self._shell, self._windows = names, self._new_shell(), 0
+            if self._kept.get("names") == list(names):
+                # This pipeline was measured before: there is no untouched one to look at.
+                self._shell.kept, self._windows = taken(self._kept, len(names)), WINDOWS_BEFORE
         self._windows += 1
         if self._windows < WINDOWS_BEFORE and observation.elapsed_s < LONG_S:
             return Proposal(reason=f"measuring, window {self._windows} of {WINDOWS_BEFORE}")
@@ -81,12 +86,22 @@ class Dqn:
         return Proposal(_changes(observation, slots, wanted, wide), reason, bool(self._shell.phase[0] == HOLD))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return readings and CPU shares; what was measured belongs to one run and is measured anew."""
+        """Return readings, CPU shares, and what the shell knows: its phase, the curves, the best measured."""
         shares = {name: list(shares) for name, shares in self._shares.items()}
-        return {"fitter": self._fitter.state_dict(), "shares": shares}
+        known = self._shell.state_dict()
+        kept = {"names": list(self._names), **known} if known else self._kept
+        return {"fitter": self._fitter.state_dict(), "shares": shares, "shell": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Take back what `state_dict` gave; the shell goes on where it was if stages and CPUs are the same.
+
+        Raises:
+            KeyError, TypeError, ValueError: this is no such state.
+        """
+        kept = dict(state["shell"])
+        if kept:
+            taken(kept, len(kept["names"]))
+        self._kept, self._names, self._shell = kept, (), self._new_shell()
         self._fitter.load_state_dict(state["fitter"])
         self._shares = {
             name: deque((float(share) for share in shares), maxlen=REMEMBERED_WINDOWS)

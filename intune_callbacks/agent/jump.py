@@ -78,6 +78,7 @@ class ModelJump:
         self._may_shed = self._may_trim = True
         self._widened: Allocation = {}
         self._timer_s, self._timer_at_s = FIRST_TIMER_S, 0.0
+        self._held: Allocation = {}
 
     def decide(self, observation: Observation) -> Proposal:
         """Return where to go from here; an empty allocation means stay."""
@@ -91,22 +92,29 @@ class ModelJump:
             # The guard, a new epoch or somebody else moved it: what was measured belongs to another allocation.
             self._now = Measured(observation.allocation)
             self._recent.clear()
+        held, self._held = self._held, {}
+        if held and held == observation.allocation:
+            return self._hold(observation, "what the run before held")
         if self._phase == "hold":
             return self._watch(observation, self._now)
         self._now.add(observation)
         return self._confirm(observation, self._now) if self._phase == "confirm" else self._measure(observation)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the fitted readings and the timer; what was measured belongs to one run and is measured anew."""
-        return {"fitter": self._fitter.state_dict(), "timer_s": self._timer_s}
+        """Return the fitted readings, the timer and what is held; what was measured is measured anew."""
+        held = dict(self._now.allocation) if self._phase == "hold" and self._now is not None else self._held
+        return {"fitter": self._fitter.state_dict(), "timer_s": self._timer_s, "cpus": self._cpus, "held": held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self._fitter.load_state_dict(state["fitter"])
         self._timer_s = float(state["timer_s"])
+        self._cpus = None if state["cpus"] is None else float(state["cpus"])
+        self._held = {str(name): int(value) for name, value in state["held"].items()}
 
     def _wake(self, observation: Observation) -> None:
         self._phase, self._jumps, self._best, self._asked = "measure", 0, None, {}
+        self._held = {}
         self._recent.clear()
         self._starved_windows = self._idle_windows = 0
         self._may_shed, self._may_trim, self._timer_s = True, True, FIRST_TIMER_S

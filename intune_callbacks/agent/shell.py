@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,8 @@ __all__ = ["Shell"]
 
 SETTLED = 6
 """Decisions an allocation is held before a drop wakes the shell."""
+SAME_CPUS = 0.01
+"""What was learned goes on where the CPUs differ by no more than this share."""
 INPUT_BOUND = 0.97
 """Share of the model's demand from which on there is nothing worth a change."""
 
@@ -47,7 +51,20 @@ class Shell:
         self.track: Track | None = None
         self.moved: Moved | None = None
         self.phase: Ints = np.zeros(0, int)
+        self.kept: Mapping[str, Floats] | None = None
+        """Where to go on with one pipeline: what `state_dict` gave, as arrays."""
         self._jumps = np.array(self.config.jumps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known of the only pipeline, in plain numbers; empty before the first decision."""
+        if self.track is None or len(self.phase) != 1:
+            return {}
+        own = {"phase": self.phase, "left": self._left, "idle": self._idle, "held": self._held, "wait": self._wait}
+        return self.track.state_dict() | {
+            **{name: int(array[0]) for name, array in own.items()},
+            "trusted": int(self._trusted[0]),
+            "cpus": float(self.track.view.cpus[0]),
+        }
 
     def act(self, view: View) -> tuple[Floats, Floats]:
         """Return values and windows, [N, S], for the next decision."""
@@ -121,6 +138,24 @@ class Shell:
         self._held, self._wait = np.zeros(n, int), np.full(n, self.config.look)
         self._trusted = np.zeros(n, bool)
         self._look_jump = np.zeros(n, bool)
+        self._is_taken_up = False
+        kept, self.kept = self.kept, None
+        if kept is not None and n == 1 and abs(view.cpus[0] / kept["cpus"] - 1.0) <= SAME_CPUS:
+            self._go_on(kept, view)
+
+    def _go_on(self, kept: Mapping[str, Floats], view: View) -> None:
+        """Take up the phase of another run: what was held is held, and looked at again after a full wait."""
+        assert self.track is not None
+        self._is_taken_up = True
+        self.track.go_on(kept, view)
+        self.phase, self._wait = np.array([int(kept["phase"])]), np.array([int(kept["wait"])])
+        self._left, self._idle = np.array([int(kept["left"])]), np.array([int(kept["idle"])])
+        self._trusted = kept["trusted"][None] > 0.0
+        elsewhere = (view.value != kept["value"][:1]).any(1)
+        # Not where it was: the best known is measured again before it is held.
+        self.phase[(self.phase == HOLD) & elsewhere] = CONFIRM
+        if self.values is None:
+            self.phase[self.phase == BURST] = CONFIRM
 
     def _wake(self, view: View) -> None:
         assert self.track is not None
@@ -130,6 +165,10 @@ class Shell:
         if fallen.any():
             track.forget(fallen)
             track.age[fallen] = 1
+            if self._is_taken_up:
+                # What another run found does not hold here: nor does what it learned.
+                track.curves.restart(view, fallen)
+                self._is_taken_up = False
         new = track.resized | fallen | ~view.alive
         self.phase[new] = JUMP
         self._wait[new] = c.look

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from intune_callbacks.agent.curves import Curves
 from intune_callbacks.agent.view import Bools, Floats, Ints, View
 
-__all__ = ["KEPT", "NOBODY", "Track"]
+__all__ = ["KEPT", "MOMENTS", "NOBODY", "Track"]
 
 KEPT = 3
 """Allocations remembered besides the present one."""
+MOMENTS = 3
+"""Sums kept of the moves of a slot."""
 NOBODY = -30.0
 FORGET_MOVES = 0.97
 SPREAD = 0.03
@@ -50,7 +54,7 @@ class Track:
         self.low: Ints = np.zeros(n, int)
         """Decisions in a row that were clearly below the best known."""
         # Of the moves of each slot: their squares, and their products with what service time and throughput did.
-        self._moves: Floats = np.zeros((3, n, s))
+        self._moves: Floats = np.zeros((MOMENTS, n, s))
         # Column 0 is the present allocation.
         self.value: Floats = np.repeat(view.value[:, None], KEPT + 1, 1)
         self.mean: Floats = np.full((n, KEPT + 1), NOBODY)
@@ -60,6 +64,26 @@ class Track:
         self.best: tuple[Floats, Floats] = (view.value, np.full(n, NOBODY))
         """The best allocation measured, [N, S], and its score, [N]."""
         self.view = view
+        self._note(view)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is remembered of the only pipeline, in plain numbers."""
+        return self.curves.state_dict() | {
+            "value": self.value[0].tolist(),
+            "mean": self.mean[0].tolist(),
+            "count": self.count[0].tolist(),
+            "noise": float(self.noise[0]),
+            "moves": self._moves[:, 0].tolist(),
+            "age": int(self.age[0]),
+            "decisions": self.decisions,
+        }
+
+    def go_on(self, kept: Mapping[str, Floats], view: View) -> None:
+        """Take back what `state_dict` gave, as arrays; `view` is the first one since."""
+        self.curves.go_on(kept, view)
+        self.value, self.mean, self.count = (kept[name][None].copy() for name in ("value", "mean", "count"))
+        self.noise, self._moves = kept["noise"][None].copy(), kept["moves"][:, None].copy()
+        self.age, self.decisions = np.array([int(kept["age"]) + 1]), int(kept["decisions"]) + 1
         self._note(view)
 
     def update(self, view: View) -> None:

@@ -1,0 +1,84 @@
+"""What has to be the same in two runs for what one found to be worth starting the other from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["differences", "fingerprint"]
+
+OF_STAGE = ("kind", "unit", "sequential", "window_of")
+SAME_CPUS, SAME_MEMORY = 0.01, 0.1
+"""Machines count as the same where CPUs and memory limit differ by no more than this share."""
+GB = 1e9
+
+
+def fingerprint(
+    stages: Iterable[Mapping[str, Any]],
+    *,
+    batch_size: int,
+    cpus: float,
+    memory_limit_bytes: int,
+    policy: str,
+    ranks: int,
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return what has to be the same for an allocation to be worth starting from, in plain JSON types.
+
+    Args:
+        stages: the fields of each `Stage`.
+        batch_size: samples.
+        cpus: that the pipeline may use.
+        memory_limit_bytes: of the container or machine.
+        policy: its name.
+        ranks: how many train together.
+        versions: library -> version; the first two numbers count.
+    """
+    return {
+        "batch_size": batch_size,
+        "cpus": cpus,
+        "memory_limit_bytes": memory_limit_bytes,
+        "policy": policy,
+        "ranks": ranks,
+        "versions": {name: ".".join(text.split(".")[:2]) for name, text in versions.items()},
+        "stages": {stage["name"]: {key: stage[key] for key in OF_STAGE} for stage in stages},
+    }
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return one phrase for each item in which two fingerprints differ, with both values; empty if they fit.
+
+    Args:
+        then: of the run that was saved.
+        now: of this run. A library that only one of both had imported is no difference.
+    """
+    return list(_differences(then, now))
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    before, after = then["stages"], now["stages"]
+    for name in [*before, *(name for name in after if name not in before)]:
+        if name not in after or name not in before:
+            yield f"stage {name!r} only {'there' if name in before else 'here'}"
+            continue
+        for key in OF_STAGE:
+            if before[name][key] != after[name][key]:
+                yield f"{key} of stage {name!r}: {before[name][key]} there, {after[name][key]} here"
+    if then["batch_size"] != now["batch_size"]:
+        yield f"batch size: {then['batch_size']} there, {now['batch_size']} here"
+    if _apart(then["cpus"], now["cpus"], SAME_CPUS):
+        yield f"CPUs: {then['cpus']:.4g} there, {now['cpus']:.4g} here"
+    limits = then["memory_limit_bytes"], now["memory_limit_bytes"]
+    if _apart(*limits, SAME_MEMORY):
+        yield f"memory limit: {limits[0] / GB:.4g} GB there, {limits[1] / GB:.4g} GB here"
+    for library in then["versions"]:
+        versions = then["versions"][library], now["versions"].get(library)
+        if versions[1] is not None and versions[0] != versions[1]:
+            yield f"{library}: {versions[0]} there, {versions[1]} here"
+    for key in ("policy", "ranks"):
+        if then[key] != now[key]:
+            yield f"{key}: {then[key]} there, {now[key]} here"
+
+
+def _apart(then: float, now: float, share: float) -> bool:
+    return abs(then - now) > share * max(abs(then), abs(now))
