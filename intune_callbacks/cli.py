@@ -84,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what this machine and the installed packages allow")
     doctor.set_defaults(command=_doctor)
 
+    _add_report(commands)
+    _add_compare(commands)
+
     build_tf = commands.add_parser("build-tf", help="compile the tf.data operations now instead of at the first use")
     build_tf.add_argument("--force", action="store_true", help="compile even if that has been done")
     build_tf.set_defaults(command=_build_tf)
@@ -130,6 +133,23 @@ def _add_pretrain(commands: Any) -> None:
     pretrain.add_argument("--eval-seed", metavar="N", type=int, help="of the held-out machines (default 5001)")
     pretrain.add_argument("--date", metavar="DATE", help="of the model card (default today)")
     pretrain.set_defaults(command=_pretrain)
+
+
+def _add_report(commands: Any) -> None:
+    report = commands.add_parser("report", help="print a run's end card and write its report.html")
+    report.add_argument("directory", metavar="DIR", type=Path, help="the run_dir of a run, finished or not")
+    report.add_argument("--out", metavar="FILE", type=Path, help="where the page goes (default DIR/report.html)")
+    report.add_argument("--open", action="store_true", help="open the page in a browser")
+    report.set_defaults(command=_report)
+
+
+def _add_compare(commands: Any) -> None:
+    compare = commands.add_parser("compare", help="print two runs side by side")
+    compare.add_argument("first", metavar="DIR", type=Path, help="the run_dir of one run")
+    compare.add_argument("second", metavar="DIR", type=Path, help="the run_dir of the other")
+    compare.add_argument("--html", metavar="FILE", type=Path, help="write a page with both courses")
+    compare.add_argument("--open", action="store_true", help="open that page (default DIR/compare.html of the second)")
+    compare.set_defaults(command=_compare)
 
 
 def _ls(options: argparse.Namespace) -> int:
@@ -188,6 +208,18 @@ def _doctor(options: argparse.Namespace) -> int:
 
     print(text(examine()))
     return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from intune_callbacks.page import commands
+
+    return commands.report(options.directory, options.out, options.open)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from intune_callbacks.page import commands
+
+    return commands.compare(options.first, options.second, options.html, options.open)
 
 
 def _plan(options: argparse.Namespace) -> int:

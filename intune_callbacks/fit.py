@@ -11,6 +11,7 @@ from intune_callbacks.config import TunerConfig, resolve_mode, sourced
 from intune_callbacks.errors import ConfigError, warn
 from intune_callbacks.history import Decision
 from intune_callbacks.monitor.wait import StepTotals
+from intune_callbacks.page.commands import at_the_end
 from intune_callbacks.ranks import exchange
 from intune_callbacks.report import build_report, versions, write_report
 from intune_callbacks.saved import WarmStart, write_found
@@ -155,12 +156,16 @@ class TunedFit:
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings) | more
         if self.warm.entry is not None:
             report["warm_start"] = self.warm.entry
+        if self.run_dir is not None:
+            write_report(self.run_dir, report)  # before the exchange, after which rank 0 reads the files of all
+            self._save(self.tuner, self.run_dir)
         ranks = exchange(report, self.rank, self.world) if together else None
         if ranks is not None:
             report["ranks"] = ranks
-        if self.run_dir is not None:
-            write_report(self.run_dir, report)
-            self._save(self.tuner, self.run_dir)
+            if self.run_dir is not None:
+                write_report(self.run_dir, report)
+        if self.run_dir is not None and self.rank == 0:
+            at_the_end(self.run_dir if self.world == 1 else self.run_dir.parent)
         return report
 
     def _save(self, tuner: Tuner, folder: Path) -> None:

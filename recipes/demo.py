@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from intune_callbacks.card import show
+from intune_callbacks.page.commands import at_the_end
 from intune_callbacks.report import write_report
 from recipes import runner
 from recipes.config import Resolved
@@ -28,6 +29,7 @@ def run(resolved: Resolved) -> dict[str, Any]:
     print(f"        {_figures(tuned.steady)}\n")
     report = compare(untuned, tuned) | {"settings": resolved.settings}
     write_report(config.run_dir, report)
+    at_the_end(config.run_dir)
     show(report, config.run_dir)
     print(f"\n{result_table(tuned)}")
     same = "bit-identical" if report["loss_identical"] else "NOT identical"

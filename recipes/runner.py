@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from intune_callbacks.card import show
+from intune_callbacks.page.commands import at_the_end
 from intune_callbacks.report import write_report
 from recipes.config import Config, Resolved
 from recipes.outcome import Outcome, files, result_table
@@ -16,6 +17,7 @@ def run(resolved: Resolved) -> Outcome:
     outcome = train(resolved.config, mode, source)
     outcome.report["settings"] = resolved.settings
     write_report(resolved.config.run_dir, outcome.report)
+    at_the_end(resolved.config.run_dir)
     show(outcome.report, resolved.config.run_dir)
     print(f"\n{result_table(outcome)}")
     return outcome

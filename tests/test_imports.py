@@ -41,10 +41,11 @@ LEVELS = {
     "ranks": 6,
     "doctor": 6,
     "saved": 6,
-    "fit": 7,
-    "lightning": 8,
-    "keras": 8,
-    "cli": 8,
+    "page": 7,
+    "fit": 8,
+    "lightning": 9,
+    "keras": 9,
+    "cli": 9,
 }
 # Policies, monitor and guard know the protocol of a pipeline, never an adapter.
 ONLY_THE_PROTOCOL = ("monitor", "agent", "guard", "history")
@@ -62,6 +63,7 @@ FRAMEWORKS = {
     "keras": {"keras"},
     "tensorflow": {module for module in MODULES if module.startswith("pipelines.tf")},
     "pynvml": {"monitor.device"},
+    "plotly": {"page.html"},
 }
 
 
@@ -108,6 +110,6 @@ def test_package_imports_fast_and_without_frameworks() -> None:
         "print(time.perf_counter() - begin, *{name.split('.')[0] for name in sys.modules})"
     )
     runs = [subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split() for _ in range(3)]
-    loaded = {"torch", "torchdata", "lightning", "pytorch_lightning", "pynvml", "keras", "tensorflow", "ray"}
+    loaded = {"torch", "torchdata", "lightning", "pytorch_lightning", "pynvml", "keras", "tensorflow", "ray", "plotly"}
     assert not loaded & set(runs[0][1:])
     assert min(float(run[0]) for run in runs) < 0.2
