@@ -152,7 +152,9 @@ class TunedFit:
         self.tuner.close()
         summary = self.tuner.summary()
         summary["frozen"] = self.frozen or summary["frozen"]
+        source = self.warm.source
         settings = sourced(self.config, self.mode_source)
+        settings["warm_start"] = {"value": source, "source": "default" if source is None else "argument"}
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings) | more
         if self.warm.entry is not None:
             report["warm_start"] = self.warm.entry

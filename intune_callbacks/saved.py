@@ -111,22 +111,25 @@ class WarmStart:
         source: a run folder or the path of its `found.yaml`; None is no such wish.
         rank: this process among those that train together; it reads what this rank wrote.
         world: how many train together.
+
+    Attributes:
+        source: as given.
     """
 
     def __init__(self, source: str | None, rank: int = 0, world: int = 1) -> None:
-        self._source, self._rank, self._world = source, rank, world
+        self.source, self._rank, self._world = source, rank, world
         self._used, self._why = False, "training ended before its first batches were seen"
         self._is_open = source is not None
 
     @property
     def entry(self) -> dict[str, Any] | None:
         """What the report says: ``from``, ``used`` and ``why``; None where nothing was asked for."""
-        return None if self._source is None else {"from": self._source, "used": self._used, "why": self._why}
+        return None if self.source is None else {"from": self.source, "used": self._used, "why": self._why}
 
     @property
     def used_source(self) -> str | None:
         """The run this one was started from, None if it was started anew."""
-        return self._source if self._used else None
+        return self.source if self._used else None
 
     def leave(self, why: str) -> None:
         """Do not start from the other run."""
@@ -146,7 +149,7 @@ class WarmStart:
         mode = tuner.config.mode
         try:
             self._why = self._begin(tuner, batch_size, versions)
-            log.info("InTune: warm start from %s: %s", self._source, self._why)
+            log.info("InTune: warm start from %s: %s", self.source, self._why)
         except Exception as error:
             self._why = (
                 str(error)
@@ -154,14 +157,14 @@ class WarmStart:
                 else f"it could not be taken over: {type(error).__name__}: {error}"
             )
             if mode == "tune":
-                warn(f"InTune starts anew, not from {self._source}: {self._why}")
+                warn(f"InTune starts anew, not from {self.source}: {self._why}")
 
     def _begin(self, tuner: Tuner, batch_size: int, versions: Mapping[str, str]) -> str:
         mode = tuner.config.mode
         if mode == "observe":
             return "mode='observe' changes nothing"
-        assert self._source is not None
-        found, state = _read(_file(self._source, self._rank, self._world))
+        assert self.source is not None
+        found, state = _read(_file(self.source, self._rank, self._world))
         stages, machine = tuner.setting()
         now = fingerprint(
             [asdict(stage) for stage in stages],

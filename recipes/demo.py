@@ -50,6 +50,8 @@ def compare(untuned: runner.Outcome, tuned: runner.Outcome) -> dict[str, Any]:
         report[key] = {**tuned.report[key], **{figure: measured[figure] for figure in figures}}
     # The tuner knows no window of an allocation it reached at the very end; its stages are up to date.
     report["after"]["allocation"] = {stage["name"]: stage["current"] for stage in report["stages"]}
+    if tuned.report["before"]["verdict"] == "too short":
+        report["why"] = f"untuned, the trainer waited {untuned.steady['wait_frac']:.0%} of the time for data"
     return {
         **report,
         "verdict": report["after"]["verdict"],

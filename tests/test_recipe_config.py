@@ -70,7 +70,7 @@ def test_the_report_says_where_each_value_came_from(tmp_path: Path, monkeypatch:
     file = write(tmp_path, "intune:\n  policy: even\n  cpus: 3\n  warmup_batches: 20\n")
     resolved = load(file, ["intune.cpus=5", "intune.mode=advise"])
     settings = resolved.settings
-    assert set(settings) == {field.name for field in fields(TunerConfig)}
+    assert set(settings) == {field.name for field in fields(TunerConfig)} | {"warm_start"}
     assert settings["mode"] == {"value": "advise", "source": "command line"}
     assert settings["policy"] == {"value": "even", "source": "recipe"}
     assert settings["cpus"] == {"value": 5.0, "source": "command line"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,12 @@ def test_before_and_after_come_from_the_same_probe(starved: Any) -> None:
         for figure in ("throughput_samples_per_s", "wait_frac"):
             assert report[key][figure] == outcome.steady[figure]
         assert report["tuner"][key] == tuned.report[key]
+
+
+def test_where_the_tuner_saw_too_little_the_untuned_run_says_why(starved: Any) -> None:
+    untuned, tuned, _ = starved
+    short = replace(tuned, report=tuned.report | {"before": tuned.report["before"] | {"verdict": "too short"}})
+    assert demo.compare(untuned, short)["why"].startswith("untuned, the trainer waited ")
 
 
 def test_the_report_holds_what_it_must(starved: Any) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import time
 import warnings
 from dataclasses import replace
@@ -107,7 +108,7 @@ def test_a_fit_that_ends_before_its_first_turn_says_so(tmp_path: Path) -> None:
     fit.tuner = tuner_of(three_stages())
     why = "training ended before its first batches were seen"
     assert fit.finish(None)["warm_start"] == {"from": str(tmp_path), "used": False, "why": why}
-    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+    assert {file.name for file in tmp_path.iterdir()} - {"report.html"} == {"report.json"}
 
 
 @pytest.mark.parametrize("wrong", [3, True, "", b"runs/x", ["runs/x"]])
@@ -192,6 +193,9 @@ def test_lightning_starts_warm_and_sees_the_same(tmp_path: Path, capsys: pytest.
     first = InTuneCallback(run_dir=str(tmp_path / "x"), show_card=False, **OFTEN)
     cold, cold_losses, _ = lightning_fit(first)
     assert first.report["changes"] >= 1 and "warm_start" not in first.report
+    # What so short a run finds depends on what else the machine does; a value that was edited does not.
+    text = (tmp_path / "x" / "found.yaml").read_text()
+    (tmp_path / "x" / "found.yaml").write_text(re.sub(r'( load: {"value": )\d+', r"\g<1>3", text))
     found = plain_yaml.load((tmp_path / "x" / "found.yaml").read_text())
     assert found["fingerprint"]["batch_size"] == 4
 
@@ -202,7 +206,7 @@ def test_lightning_starts_warm_and_sees_the_same(tmp_path: Path, capsys: pytest.
     assert second.report["warm_start"] | {"why": ""} == {"from": str(tmp_path / "x"), "used": True, "why": ""}
     started_with = second.report["before"]["allocation"]
     assert started_with == {name: entry["value"] for name, entry in found["allocation"].items()}
-    assert started_with["load"] > 1
+    assert started_with["load"] == 3
     assert json.loads((tmp_path / "y" / "report.json").read_text())["warm_start"]["used"]
     assert f"warm    started from {tmp_path}/x" in capsys.readouterr().out
 
