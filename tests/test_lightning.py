@@ -114,7 +114,7 @@ def test_the_report_says_where_each_value_came_from(monkeypatch: pytest.MonkeyPa
     assert settings["mode"] == {"value": "observe", "source": "argument"}
     assert settings["cpus"] == {"value": 3.0, "source": "argument"}
     assert {name for name, entry in settings.items() if entry["source"] == "default"} == {
-        name for name in TunerConfig.__dataclass_fields__ if name not in ("mode", "cpus")
+        name for name in [*TunerConfig.__dataclass_fields__, "warm_start"] if name not in ("mode", "cpus")
     }
 
 
