@@ -16,7 +16,8 @@ from intune_callbacks.files import write_whole
 
 __all__ = ["build_report", "card_rows", "end_card", "versions", "write_report"]
 
-FILES = ("report.html", "report.json", "history.jsonl", "found.yaml")
+FOUND = "found.yaml"
+FILES = ("report.html", "report.json", "history.jsonl", FOUND)
 FRAMEWORKS = ("torch", "pytorch_lightning", "lightning", "torchdata", "tensorflow", "keras", "jax")
 
 
@@ -139,7 +140,10 @@ def card_rows(report: Mapping[str, Any], folder: Path | None = None) -> list[tup
     written = [name for name in FILES if folder is not None and (folder / name).is_file()]
     if written:
         rows.append(("files", f"{', '.join(written)} in {folder}"))
-    return [*rows, ("next", report["next"])]
+    told = report["next"]
+    if FOUND in written and changes and not report["frozen"]:
+        told += f"\nor begin it where this one ended: warm_start={json.dumps(str(folder))}"
+    return [*rows, ("next", told)]
 
 
 def _next(summary: Mapping[str, Any], note: str | None) -> str:

@@ -153,6 +153,11 @@ def test_the_card_names_the_files_that_were_written(tmp_path: Path) -> None:
     write_report(tmp_path, report)
     (tmp_path / "history.jsonl").write_text("")
     assert f"files   report.json, history.jsonl in {tmp_path}" in end_card(report, tmp_path)
+    assert "warm_start" not in end_card(report, tmp_path)
+    (tmp_path / "found.yaml").write_text("")
+    assert end_card(report, tmp_path).endswith(f'\n        or begin it where this one ended: warm_start="{tmp_path}"')
+    assert "warm_start" not in end_card(report | {"frozen": "ValueError: x"}, tmp_path)
+    assert "warm_start" not in end_card(report | {"changes": 0}, tmp_path)
 
 
 def test_a_window_is_shown_where_it_alone_changed() -> None:

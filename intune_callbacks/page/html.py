@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -13,6 +12,7 @@ from typing import Any
 
 from intune_callbacks import __version__
 from intune_callbacks.errors import MissingPackage
+from intune_callbacks.files import write_whole
 from intune_callbacks.page import parts
 from intune_callbacks.page.course import Course, course_of
 from intune_callbacks.page.figures import Drawing, draw, draw_together
@@ -99,11 +99,8 @@ def write(path: Path, page: str) -> Path:
     Raises:
         OSError: when it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     # A file name may hold bytes that are no text; the page shows a sign for them.
-    partial.write_text(page, encoding="utf-8", errors="replace")
-    partial.replace(path)
+    write_whole(path, page.encode("utf-8", "replace").decode("utf-8"))
     return path
 
 
