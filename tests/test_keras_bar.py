@@ -6,6 +6,7 @@ import gc
 import re
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ def test_a_bar_that_looks_otherwise_is_left_alone(capsys: pytest.CaptureFixture[
     assert callback.report["frozen"] is None
 
 
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
 def test_tensorboard_gets_every_key(tmp_path: Path) -> None:
     history = fit(keras.callbacks.TensorBoard(str(tmp_path), write_graph=False), InTuneCallback(**EAGER)).history
     logged: dict[str, list[float]] = {}

@@ -10,7 +10,7 @@ from typing import Any
 import lightning_runs as runs
 import pytest
 import torch
-from unchanged import MODES, Census, allocations, settled
+from unchanged import MODES, Census, allocations, beyond, settled
 
 from intune_callbacks.lightning import InTuneCallback
 from intune_callbacks.pipelines import torch_loader, torchdata_nodes
@@ -76,10 +76,12 @@ def test_nothing_is_changed(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
     for mode in MODES:
         callback = InTuneCallback(mode, run_dir=str(tmp_path / mode), show_card=False, policy="model-jump", **EAGER)
         ours = fit(make, callback)
-        # The feeder thread of a stock queue ends when it likes, so that of those two fits without us differ.
-        parts = ("seen", "losses", "weights") if "processes" in kind else ("seen", "losses", "weights", "alive", "left")
-        for part in parts:
+        for part in ("seen", "losses", "weights"):
             assert ours[part] == off[part], f"{mode}: {part}"
+        # The feeder thread of a stock queue ends when it likes, so that of those two fits without us differ.
+        if "processes" not in kind:
+            assert beyond(ours["alive"], off["alive"]) == {}, mode
+            assert ours["left"] <= off["left"], mode
         assert ours["alive"][2] == off["alive"][2]
         assert len(allocations(tmp_path / mode)) == 1
         assert callback.report["changes"] == 0 and callback.report["frozen"] is None
@@ -93,5 +95,5 @@ def test_tune_would_be_noticed(kind: str, tmp_path: Path) -> None:
     off = fit(LOADERS[kind])
     callback = InTuneCallback(run_dir=str(tmp_path), show_card=False, policy="model-jump", **EAGER)
     ours = fit(LOADERS[kind], callback)
-    assert ours["alive"] != off["alive"]
+    assert beyond(ours["alive"], off["alive"])
     assert ours["losses"] == off["losses"]

@@ -28,6 +28,9 @@ def natives() -> Counter[str]:
     return names
 
 
+Alive = tuple[dict[str, int], dict[str, int], int]
+
+
 class Census:
     """The most of each kind that were alive at once: native threads, Python's threads, child processes."""
 
@@ -42,8 +45,14 @@ class Census:
         self.python |= Counter(thread.name.split("-")[0] for thread in threading.enumerate())
         self.children = max(self.children, len(multiprocessing.active_children()))
 
-    def told(self) -> tuple[dict[str, int], dict[str, int], int]:
+    def told(self) -> Alive:
         return dict(self.native), dict(self.python), self.children
+
+
+def beyond(ours: Alive, off: Alive) -> dict[str, int]:
+    """Return what was alive beyond what was without us; what earlier tests left may have ended meanwhile."""
+    more = (Counter(ours[0]) - Counter(off[0])) + (Counter(ours[1]) - Counter(off[1]))
+    return dict(more) | ({"children": ours[2] - off[2]} if ours[2] > off[2] else {})
 
 
 def settled(most: int, within_s: float = 10.0) -> int:
