@@ -63,8 +63,8 @@ class Emulated(Live):
             node = ParallelMapper(node, Compute(self.case, self.machine, stage), num_workers=1)
         return Loader(node)
 
-    def _step(self, tuner: Tuner | None) -> None:
-        super()._step(tuner)
+    def step(self, tuner: Tuner | None) -> None:
+        super().step(tuner)
         if self.case.model_s:
             time.sleep(self.case.model_s)
 
