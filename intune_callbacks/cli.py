@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -28,18 +29,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `intune`; those of this process by default.
 
     Returns:
-        0 if all went well, 1 if a file was in the way or there was no job to watch, 2 for a wrong command line or
-        configuration or if the tf.data operations cannot be built, 130 when interrupted.
+        0 if all went well, 1 if a file was in the way, there was no job to watch or nobody reads what is printed, 2 for
+        a wrong command line or configuration or if the tf.data operations cannot be built, 130 when interrupted.
     """
     options = _parse(arguments)
     try:
-        return int(options.command(options))
+        code = int(options.command(options))
+        sys.stdout.flush()
+        return code
     except (BuildFailed, ConfigError, MissingPackage) as error:
         print(f"intune: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("intune: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # `intune ls | head`: see https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

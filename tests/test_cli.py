@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,13 @@ def test_interrupt_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(recipes, "source", interrupted)
     assert cli.main(["run", "dlrm-lightning"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_nobody_has_to_read_to_the_end() -> None:
+    code = "import sys; from intune_callbacks.cli import main; sys.exit(main(['ls']))"
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout is not None and run.stderr is not None
+    run.stdout.close()
+    with run.stderr as said:
+        assert said.read() == b""
+    assert run.wait(60) == 1
