@@ -11,19 +11,9 @@ import torch
 from torch import distributed
 
 from intune_callbacks.errors import ConfigError, MissingPackage
+from recipes import outcome
 from recipes.config import Config
-from recipes.outcome import (
-    Outcome,
-    callback_options,
-    files,
-    observed,
-    reading,
-    schedule,
-    sizes,
-    tested,
-    untuned,
-    workers,
-)
+from recipes.outcome import Outcome
 
 # TensorFlow announces on stderr, at import, for which CPU it was built.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -86,12 +76,12 @@ def _train(rank: int, device: torch.device, config: Config, mode: str, mode_sour
     curve = Curve(waited_s, samples, given.max_steps)
     callback: InTuneCallback | None = None
     if mode != "off":
-        callback = InTuneCallback(**callback_options(config, mode))
+        callback = InTuneCallback(**outcome.callback_options(config, mode))
     model = Recorded(
-        sizes(config),
+        outcome.sizes(config),
         samples,
         given.learning_rate,
-        schedule(config),
+        outcome.schedule(config),
         device,
         optimizer=given.optimizer,
         eps=given.eps,
@@ -107,22 +97,22 @@ def _train(rank: int, device: torch.device, config: Config, mode: str, mode_sour
     )
     losses = torch.tensor(curve.losses, device=device)
     distributed.all_reduce(losses)
-    threads = workers(config, STAGES[config.pipeline.style])
-    steady = observed(curve.marks, threads)
-    report = untuned(config, curve.marks, threads, steady) if callback is None else callback.report
-    report |= {"mode_source": mode_source, **tested(_evaluate(model, device, _dataset(rank, config, "test")))}
+    threads = outcome.workers(config, STAGES[config.pipeline.style])
+    steady = outcome.observed(curve.marks, threads)
+    report = outcome.untuned(config, curve.marks, threads, steady) if callback is None else callback.report
+    report |= {"mode_source": mode_source, **outcome.tested(_evaluate(model, device, _dataset(rank, config, "test")))}
     return Outcome(report, (losses / given.devices).tolist(), steady)
 
 
 def _dataset(rank: int, config: Config, split: str) -> tf.data.Dataset:
     style = config.pipeline.style
     dataset = build(
-        files(config),
+        outcome.files(config),
         config.batch_size,
         style=style,
-        workers=workers(config, STAGES[style]),
+        workers=outcome.workers(config, STAGES[style]),
         sized=split == "train",
-        **reading(config, split),
+        **outcome.reading(config, split),
     )
     return share(dataset, rank, config.trainer.devices, config.batch_size)
 

@@ -15,19 +15,9 @@ from dlrm_examples.pipeline import CriteoLoader
 from dlrm_examples.shards import STAGES, build
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.lightning import InTuneCallback
+from recipes import outcome
 from recipes.config import Config
-from recipes.outcome import (
-    Outcome,
-    callback_options,
-    files,
-    observed,
-    reading,
-    schedule,
-    sizes,
-    tested,
-    untuned,
-    workers,
-)
+from recipes.outcome import Outcome
 from recipes.probe import Curve, FetchClock
 
 __all__ = ["train"]
@@ -48,7 +38,7 @@ def train(rank: int, config: Config, mode: str, mode_source: str) -> Outcome:
     curve = Curve(clock)
     callback: InTuneCallback | None = None
     if mode != "off":
-        callback = InTuneCallback(**callback_options(config, mode))
+        callback = InTuneCallback(**outcome.callback_options(config, mode))
     callbacks: list[Any] = [curve] if callback is None else [curve, callback]
     given = config.trainer
     trainer = pl.Trainer(
@@ -65,13 +55,13 @@ def train(rank: int, config: Config, mode: str, mode_source: str) -> Outcome:
         enable_progress_bar=sys.stderr.isatty(),
     )
     model = HybridModule(
-        sizes(config),
+        outcome.sizes(config),
         config.batch_size // given.devices,
         optimizer=given.optimizer,
         learning_rate=given.learning_rate,
         eps=given.eps,
         seed=config.seed,
-        schedule=schedule(config),
+        schedule=outcome.schedule(config),
     )
     with warnings.catch_warnings():
         # Lightning 2.6 calls a function torch 2.13 deprecates.
@@ -82,19 +72,22 @@ def train(rank: int, config: Config, mode: str, mode_source: str) -> Outcome:
         trainer.fit(model, loader)
         losses = trainer.strategy.reduce(torch.tensor(curve.losses, device=trainer.strategy.root_device))
         found = trainer.test(model, held_out, verbose=False)[0]
-    threads = workers(config, STAGES)
-    steady = observed(curve, threads)
-    report = untuned(config, curve, threads, steady) if callback is None else callback.report
-    report |= {"mode_source": mode_source, **tested({k.removeprefix("test_"): float(v) for k, v in found.items()})}
+    threads = outcome.workers(config, STAGES)
+    steady = outcome.observed(curve, threads)
+    report = outcome.untuned(config, curve, threads, steady) if callback is None else callback.report
+    report |= {
+        "mode_source": mode_source,
+        **outcome.tested({k.removeprefix("test_"): float(v) for k, v in found.items()}),
+    }
     return Outcome(report, losses.tolist(), steady)
 
 
 def _loader(rank: int, config: Config, split: str) -> CriteoLoader:
     return build(
-        files(config),
+        outcome.files(config),
         config.batch_size,
         rank,
         config.trainer.devices,
-        workers=workers(config, STAGES),
-        **reading(config, split),
+        workers=outcome.workers(config, STAGES),
+        **outcome.reading(config, split),
     )

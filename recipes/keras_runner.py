@@ -11,19 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from intune_callbacks.errors import ConfigError, MissingPackage
+from recipes import outcome
 from recipes.config import Config
-from recipes.outcome import (
-    Outcome,
-    callback_options,
-    files,
-    observed,
-    reading,
-    schedule,
-    sizes,
-    tested,
-    untuned,
-    workers,
-)
+from recipes.outcome import Outcome
 from recipes.room import check_room
 
 # TensorFlow announces on stderr, at import, for which CPU it was built.
@@ -59,11 +49,11 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
     curve = Curve(waited_s, config.batch_size, config.trainer.max_steps)
     callback: InTuneCallback | None = None
     if mode != "off":
-        callback = InTuneCallback(**callback_options(config, mode))
+        callback = InTuneCallback(**outcome.callback_options(config, mode))
     trainer = config.trainer
     # On torch, of Keras's optimisers SGD alone takes sparse gradients.
-    model = Recorded(replace(sizes(config), sparse_gradients=trainer.optimizer == "sgd"), seed=config.seed)
-    optimizer = optimizer_for(trainer.optimizer, trainer.learning_rate, trainer.eps, schedule(config))
+    model = Recorded(replace(outcome.sizes(config), sparse_gradients=trainer.optimizer == "sgd"), seed=config.seed)
+    optimizer = optimizer_for(trainer.optimizer, trainer.learning_rate, trainer.eps, outcome.schedule(config))
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
     with warnings.catch_warnings():
         # Where rows may be left out nobody knows the length of an epoch; Keras warns at its end.
@@ -76,24 +66,24 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
             verbose="auto" if sys.stderr.isatty() else 0,
         )
     skipped_rows = skipped.rows
-    threads = workers(config, STAGES[config.pipeline.style])
-    steady = observed(curve.marks, threads)
-    report = untuned(config, curve.marks, threads, steady) if callback is None else callback.report
-    report |= {"mode_source": mode_source, **tested(_evaluate(model, _dataset(config, "test")))}
+    threads = outcome.workers(config, STAGES[config.pipeline.style])
+    steady = outcome.observed(curve.marks, threads)
+    report = outcome.untuned(config, curve.marks, threads, steady) if callback is None else callback.report
+    report |= {"mode_source": mode_source, **outcome.tested(_evaluate(model, _dataset(config, "test")))}
     return Outcome(report | {"skipped_rows": skipped_rows}, curve.losses, steady)
 
 
 def _dataset(config: Config, split: str, skipped: Skipped | None = None) -> tf.data.Dataset:
     style = config.pipeline.style
     return build(
-        files(config),
+        outcome.files(config),
         config.batch_size,
         style=style,
-        workers=workers(config, STAGES[style]),
+        workers=outcome.workers(config, STAGES[style]),
         on_bad_row=config.pipeline.on_bad_row,
         sized=split == "train",
         skipped=skipped,
-        **reading(config, split),
+        **outcome.reading(config, split),
     )
 
 

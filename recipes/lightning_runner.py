@@ -10,19 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from intune_callbacks.errors import MissingPackage
+from recipes import outcome
 from recipes.config import Config
-from recipes.outcome import (
-    Outcome,
-    callback_options,
-    files,
-    observed,
-    reading,
-    schedule,
-    sizes,
-    tested,
-    untuned,
-    workers,
-)
+from recipes.outcome import Outcome
 from recipes.room import check_room
 
 try:
@@ -52,7 +42,7 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
     curve = Curve(clock)
     callback: InTuneCallback | None = None
     if mode != "off":
-        callback = InTuneCallback(**callback_options(config, mode))
+        callback = InTuneCallback(**outcome.callback_options(config, mode))
     callbacks: list[Any] = [curve] if callback is None else [curve, callback]
     trainer = pl.Trainer(
         max_epochs=config.trainer.max_epochs,
@@ -67,12 +57,12 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
         enable_progress_bar=sys.stderr.isatty(),
     )
     model = DLRMModule(
-        sizes(config),
+        outcome.sizes(config),
         learning_rate=config.trainer.learning_rate,
         seed=config.seed,
         optimizer=config.trainer.optimizer,
         eps=config.trainer.eps,
-        schedule=schedule(config),
+        schedule=outcome.schedule(config),
     )
     with _cpu_threads(config.trainer.cpu_threads), warnings.catch_warnings():
         # Lightning 2.6 calls a function torch 2.13 deprecates.
@@ -80,20 +70,23 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
         trainer.fit(model, loader)
         skipped_rows = loader.all_skipped_rows
         found = trainer.test(model, held_out, verbose=False)[0]
-    threads = workers(config, STAGES)
-    steady = observed(curve, threads)
-    report = untuned(config, curve, threads, steady) if callback is None else callback.report
-    report |= {"mode_source": mode_source, **tested({k.removeprefix("test_"): float(v) for k, v in found.items()})}
+    threads = outcome.workers(config, STAGES)
+    steady = outcome.observed(curve, threads)
+    report = outcome.untuned(config, curve, threads, steady) if callback is None else callback.report
+    report |= {
+        "mode_source": mode_source,
+        **outcome.tested({k.removeprefix("test_"): float(v) for k, v in found.items()}),
+    }
     return Outcome(report | {"skipped_rows": skipped_rows}, curve.losses, steady)
 
 
 def _loader(config: Config, split: str) -> CriteoLoader:
     return build(
-        files(config),
+        outcome.files(config),
         config.batch_size,
-        workers=workers(config, STAGES),
+        workers=outcome.workers(config, STAGES),
         on_bad_row=config.pipeline.on_bad_row,
-        **reading(config, split),
+        **outcome.reading(config, split),
     )
 
 
