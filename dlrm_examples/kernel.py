@@ -131,7 +131,7 @@ def _newlines(text: Text) -> int:
         few = np.uint8(0)
         for position in range(chunk * CHUNK, (chunk + 1) * CHUNK):
             few = np.uint8(few + np.uint8(text[position] == NEWLINE))
-        count += few
+        count += int(few)
     for position in range(whole * CHUNK, len(text)):
         count += text[position] == NEWLINE
     return count
@@ -185,7 +185,9 @@ def _any_integer(text: Text, position: np.uint64) -> tuple[np.uint64, np.uint64]
 
 
 @_inlined
-def _hexadecimal(first: np.uint16, second: np.uint16, third: np.uint16, fourth: np.uint16) -> tuple[np.uint64, bool]:
+def _hexadecimal(
+    first: np.uint16, second: np.uint16, third: np.uint16, fourth: np.uint16
+) -> tuple[np.uint64, np.bool_]:
     """Return the number four entries of `HEXADECIMAL` make, and whether all are digits."""
     upper = (np.uint64(first) << np.uint64(24)) | (np.uint64(second) << np.uint64(16))
     number = upper | (np.uint64(third) << EIGHT) | np.uint64(fourth)
