@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
+
+import pytest
 
 collect_ignore_glob = [] if importlib.util.find_spec("lightning") else ["test_lightning*.py", "test_benchmarks.py"]
 
 
 def pytest_report_header() -> list[str]:
     return [f"left out, for want of Lightning: {', '.join(collect_ignore_glob)}"] if collect_ignore_glob else []
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that settled, as `saved_runs` makes it; not to be changed."""
+    from saved_runs import run, three_stages
+
+    folder = tmp_path_factory.mktemp("saved")
+    run(folder, three_stages())
+    return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    """The same, to be broken."""
+    for file in saved.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path

@@ -19,23 +19,6 @@ from intune_callbacks import plain_yaml
 from intune_callbacks.config import POLICIES
 from intune_callbacks.types import Observation, Proposal
 
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that settled; not to be changed."""
-    folder = tmp_path_factory.mktemp("saved")
-    run(folder, three_stages())
-    return folder
-
-
-@pytest.fixture
-def copied(saved: Path, tmp_path: Path) -> Path:
-    """The same, to be broken."""
-    for file in saved.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path
-
-
 # -- what is written ---------------------------------------------------------------------------------------------------
 
 

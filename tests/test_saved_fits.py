@@ -15,22 +15,13 @@ from typing import Any, cast
 
 import pytest
 from fakes import FakeLoop
-from saved_runs import refused, run, save, started, three_stages, tuner_of
+from saved_runs import refused, save, started, three_stages, tuner_of
 
 from intune_callbacks import plain_yaml
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.fit import Settings, TunedFit
 from intune_callbacks.report import build_report, end_card
 from intune_callbacks.tuner import Tuner
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that settled; not to be changed."""
-    folder = tmp_path_factory.mktemp("saved")
-    run(folder, three_stages())
-    return folder
-
 
 # -- modes, ranks, arguments -------------------------------------------------------------------------------------------
 

@@ -16,29 +16,12 @@ import pytest
 from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saved_runs import VERSIONS, edit, refused, run, started, three_stages, tuner_of
+from saved_runs import VERSIONS, edit, refused, started, three_stages, tuner_of
 
 from intune_callbacks.config import POLICIES
 from intune_callbacks.fingerprint import differences
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation, Stage
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that settled; not to be changed."""
-    folder = tmp_path_factory.mktemp("saved")
-    run(folder, three_stages())
-    return folder
-
-
-@pytest.fixture
-def copied(saved: Path, tmp_path: Path) -> Path:
-    """The same, to be broken."""
-    for file in saved.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path
-
 
 # -- the fingerprint ---------------------------------------------------------------------------------------------------
 
