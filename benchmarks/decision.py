@@ -29,7 +29,7 @@ from intune_callbacks.agent.dqn import Dqn
 from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT, features_of_one
 from intune_callbacks.agent.fitter import Fitter
 from intune_callbacks.agent.live import view_of
-from intune_callbacks.agent.moves import allowed_of_one, best_moves_of_one
+from intune_callbacks.agent.moves_one import allowed_of_one, best_moves_of_one
 from intune_callbacks.agent.network import PARAMETERS, Network
 from intune_callbacks.agent.phases import ShellConfig, Values
 from intune_callbacks.agent.target import target_of_one
@@ -47,6 +47,8 @@ STAGES = (2, 5, 8, 16, 32)
 DECISIONS, QUICK_DECISIONS = 600, 30
 SETTLING = 20
 """First decisions that are not counted: jumps, caches, the CPU's clock."""
+PIPELINES = 4
+"""Synthetic pipelines of each number of stages: in some of them moves are rare, in some every decision is close."""
 FOREVER = 10**6
 PHASES = {
     "burst": ShellConfig(burst=FOREVER, patience=FOREVER),
@@ -84,23 +86,27 @@ class _Clock:
 
 
 def decisions(stages: int, phase: str, count: int, seed: int = 0) -> dict[str, float]:
-    """Return the median CPU milliseconds of `Dqn.decide`, alone and with the guard's check.
+    """Return the median CPU milliseconds of `Dqn.decide`, alone and with the guard's check, over `PIPELINES`.
 
     Args:
         stages: worker stages.
         phase: of `PHASES`.
-        count: decisions that are counted.
+        count: decisions that are counted, of all pipelines together.
         seed: of the observations.
     """
-    pipeline, policy, guard, clock = Synthetic(stages, seed), Dqn(config=PHASES[phase]), Guard(TunerConfig()), _Clock()
-    counted: list[bool] = []
-    while sum(counted) < count:
-        seen = pipeline.observe()
-        proposal = clock("decide", partial(policy.decide, seen))
-        ruling = clock("guard", partial(guard.check, proposal.allocation, seen))
-        pipeline.allocation = ruling.allocation
-        counted.append(len(counted) >= SETTLING and proposal.settled == (phase == "hold"))
-    alone_s, guard_s = (np.array(clock.taken_s[name])[counted] for name in ("decide", "guard"))
+    taken_s = []
+    for number in range(PIPELINES):
+        pipeline, clock = Synthetic(stages, seed + number), _Clock()
+        policy, guard = Dqn(config=PHASES[phase]), Guard(TunerConfig())
+        counted: list[bool] = []
+        while sum(counted) < max(1, count // PIPELINES):
+            seen = pipeline.observe()
+            proposal = clock("decide", partial(policy.decide, seen))
+            ruling = clock("guard", partial(guard.check, proposal.allocation, seen))
+            pipeline.allocation = ruling.allocation
+            counted.append(len(counted) >= SETTLING and proposal.settled == (phase == "hold"))
+        taken_s.append(np.array([clock.taken_s["decide"], clock.taken_s["guard"]])[:, counted])
+    alone_s, guard_s = np.concatenate(taken_s, 1)
     return {
         "decide_ms": 1e3 * float(np.median(alone_s)),
         "with_guard_ms": 1e3 * float(np.median(alone_s + guard_s)),
@@ -113,11 +119,19 @@ def parts(stages: int, count: int, seed: int = 0) -> dict[str, float]:
 
     Args:
         stages: worker stages.
-        count: decisions that are counted.
+        count: decisions that are counted, of all pipelines together.
         seed: of the observations.
     """
+    taken_s: dict[str, list[float]] = {}
+    for number in range(PIPELINES):
+        for name, taken in _parts(Synthetic(stages, seed + number), max(1, count // PIPELINES)).items():
+            taken_s.setdefault(name, []).extend(taken[SETTLING:])
+    return {f"{name}_ms": 1e3 * float(np.median(taken)) for name, taken in taken_s.items()}
+
+
+def _parts(pipeline: Synthetic, count: int) -> dict[str, list[float]]:
     c = PHASES["burst"]
-    pipeline, policy, guard, clock = Synthetic(stages, seed), Dqn(config=c), Guard(TunerConfig()), _Clock()
+    policy, guard, clock = Dqn(config=c), Guard(TunerConfig()), _Clock()
     network: Values = shipped()
     fitter, track = Fitter(), None
     for _ in range(SETTLING + count):
@@ -136,7 +150,7 @@ def parts(stages: int, count: int, seed: int = 0) -> dict[str, float]:
         wanted = policy.decide(seen).allocation
         ruling = clock("guard", partial(guard.check, wanted, seen))
         pipeline.allocation = ruling.allocation
-    return {f"{name}_ms": 1e3 * float(np.median(taken[SETTLING:])) for name, taken in clock.taken_s.items()}
+    return clock.taken_s
 
 
 def _argmax(one: SimpleNamespace, ratio: list[float], q: Floats, config: ShellConfig) -> list[int]:

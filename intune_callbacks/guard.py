@@ -66,7 +66,9 @@ class Guard:
         self._seen_at_s = observation.at_s
         for name, rates in observation.rates.items():
             if rates.items and rates.service_s > 0.0:
-                shares = self._shares.setdefault(name, deque(maxlen=REMEMBERED_WINDOWS))
+                shares = self._shares.get(name)
+                if shares is None:
+                    shares = self._shares[name] = deque(maxlen=REMEMBERED_WINDOWS)
                 shares.append(min(1.0, rates.service_cpu_s / rates.service_s))
             self._item_bytes[name] = rates.item_bytes or self._item_bytes.get(name, 0.0)
             self._worker_bytes[name] = rates.worker_bytes or self._worker_bytes.get(name, 0.0)

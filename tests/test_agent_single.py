@@ -15,7 +15,8 @@ from views import OF_ROWS, a_network, a_view, row_of
 from intune_callbacks.agent.curves import Curves
 from intune_callbacks.agent.features import features
 from intune_callbacks.agent.live import slots_of, view_of
-from intune_callbacks.agent.moves import MOVES, STAY, allowed, allowed_of_one, best_moves, best_moves_of_one
+from intune_callbacks.agent.moves import MOVES, STAY, allowed, best_moves
+from intune_callbacks.agent.moves_one import allowed_of_one, best_moves_of_one
 from intune_callbacks.agent.phases import BURST, HOLD, Moved, ShellConfig
 from intune_callbacks.agent.shell import Shell
 from intune_callbacks.agent.target import target
@@ -189,7 +190,7 @@ def test_curves_of_a_machine_without_cpus_are_finite(cpus: float) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 4, 12, 33])
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("size", [2.0**-20, 1.0, 1e6])
 def test_moves_of_each_pipeline_alone_are_those_among_many(slots: int, size: float) -> None:
     rng = np.random.default_rng(slots)
     for digits in (0, 9):

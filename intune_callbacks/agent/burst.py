@@ -6,26 +6,41 @@ The shell does the same for N pipelines; a test compares both, decision by decis
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
-from intune_callbacks.agent.curves import Curves
+from intune_callbacks.agent.curves_one import CurvesOfOne
 from intune_callbacks.agent.features import features_of_one
-from intune_callbacks.agent.moves import STAY, STEPS, allowed_of_one, best_moves_of_one
+from intune_callbacks.agent.moves import STAY, STEPS
+from intune_callbacks.agent.moves_one import allowed_of_one, best_moves_of_one
 from intune_callbacks.agent.phases import Moved, ShellConfig, Values
 from intune_callbacks.agent.target import window_ratio
 from intune_callbacks.agent.track import Track
-from intune_callbacks.agent.view import View, needed_of_one
+from intune_callbacks.agent.view import Floats, View, needed_of_one
 
-__all__ = ["gain_of_one", "moves_of_one", "windows_of_one"]
+__all__ = ["Step", "gain_of_one", "step_of_one", "windows_of_one"]
 
 
-def moves_of_one(
-    view: View, track: Track, aimed: list[float], values: Values, config: ShellConfig, quanta: int
-) -> tuple[list[float], Moved]:
-    """Return where the network goes next, by slot, and the decision as the learner needs it.
+class Step(NamedTuple):
+    """A decision of the network for one pipeline.
+
+    Args:
+        value: where it goes next, by slot.
+        is_followed: this is what the network says; False where the best known is gone back to instead.
+        moved: the decision as the learner needs it, made when it is called.
+    """
+
+    value: list[float]
+    is_followed: bool
+    moved: Callable[[], Moved]
+
+
+def step_of_one(view: View, track: Track, aimed: list[float], values: Values, config: ShellConfig, quanta: int) -> Step:
+    """Return where the network goes next.
 
     Args:
         view, track: of one pipeline.
@@ -34,8 +49,8 @@ def moves_of_one(
         config: of the shell.
         quanta: see `best_moves`.
     """
-    one = view.one
-    ratio = [wide / max(n, 1.0) if n > 0.0 else 0.0 for wide, n in zip(one.window, one.value, strict=True)]
+    one, known = view.one, track.one
+    ratio = [wide / n if n > 1.0 else wide if n > 0.0 else 0.0 for wide, n in zip(one.window, one.value, strict=True)]
     slots, pipeline = features_of_one(view, track, aimed, ratio)
     q = values(slots, pipeline, view.mask[0]).tolist()
     fine = allowed_of_one(one, ratio, config.memory_limit)
@@ -43,15 +58,20 @@ def moves_of_one(
     moves = best_moves_of_one(q, fine, one.worker_weight, one.room, quanta, worth)
     if sum([of_moves[move] - of_moves[STAY] for of_moves, move in zip(q, moves, strict=True)]) < worth:
         moves = [STAY] * len(moves)
-    back = bool(track.low[0] >= 3)
-    made = (np.array([moves]), np.array([fine]), view.weight, np.array([one.room]), np.array([not back]))
-    moved = Moved(slots[None], pipeline[None], view.mask, *made)
     # What is clearly worse than the best known is left, not walked out of.
-    best: list[float] = track.best[0][0].tolist()
-    return best if back else [now + STEPS[move] for now, move in zip(one.value, moves, strict=True)], moved
+    is_followed = known.low < 3
+    value = [now + STEPS[move] for now, move in zip(one.value, moves, strict=True)] if is_followed else known.best[0]
+    return Step(value, is_followed, partial(_moved, view, slots, pipeline, moves, fine, is_followed))
 
 
-def gain_of_one(one: SimpleNamespace, curves: Curves, wanted: Sequence[float]) -> float:
+def _moved(
+    view: View, slots: Floats, pipeline: Floats, moves: list[int], fine: list[list[bool]], is_followed: bool
+) -> Moved:
+    made = (np.array([moves]), np.array([fine]), view.weight, view.room, np.array([is_followed]))
+    return Moved(slots[None], pipeline[None], view.mask, *made)
+
+
+def gain_of_one(one: SimpleNamespace, curves: CurvesOfOne, wanted: Sequence[float]) -> float:
     """Return what `expected_gain` does for one pipeline.
 
     Args:
@@ -62,7 +82,7 @@ def gain_of_one(one: SimpleNamespace, curves: Curves, wanted: Sequence[float]) -
     has = [i for i, is_worker in enumerate(one.workers) if is_worker]
 
     def slowest_s(value: Sequence[float]) -> float:
-        each = [curves.service_s_of_one(i, value[i]) / max(value[i], 1.0) for i in has]
+        each = [curves.service_s(i, value[i]) / max(value[i], 1.0) for i in has]
         return float(max([*each, 1.0 / max(one.demand, 1e-12), 1e-12]))
 
     return math.log(slowest_s(one.value) / slowest_s(wanted))

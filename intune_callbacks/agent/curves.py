@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from intune_callbacks.agent.view import Bools, Floats, Number, View
+from intune_callbacks.agent.curves_one import FLOOR, LEAST, LEVEL, CurvesOfOne, lesson
+from intune_callbacks.agent.lazy import Lazy
+from intune_callbacks.agent.view import Bools, Floats, View
 
-__all__ = ["COEFFICIENTS", "TERMS", "Curves", "smaller_root"]
+__all__ = ["COEFFICIENTS", "TERMS", "Curves"]
 
 COEFFICIENTS, TERMS = 3, 6
 """Of a slot: numbers that are fitted, and numbers of the upper triangle of their precision."""
-
-KEEP = 0.9
-"""Weight old readings keep at a new one, but only in the direction the new one tells something about."""
-LEVEL = 0.3
-"""Weight of a new reading in the running means."""
-FLOOR = 0.15
-"""No stage is taken to be faster at another number of workers than this share of its present service time."""
-LEAST = 0.02
-"""Smallest part of the service time that is left for a single worker."""
 BELIEVED = 0.6
 _TINY = 1e-30
 _PRIOR = (0.02, 0.0, 0.0, 0.1, 0.0, 0.1)
 """Upper triangle of the first precision, row by row."""
-_LEARNED = ("work_s", "cpu_share", "cv", "constant", "linear", "square")
-_EYE, _EXACT = 1e-9, 1e-15
+_OF_SLOT = ("work_s", "cpu_share", "cv", "constant", "linear", "square")
 
 
-def smaller_root(rate: float, alone: float, linear: float, square: float) -> float:
-    """Return what `Curves.workers_for` does for one slot, infinity if no number of workers is enough.
-
-    Args:
-        rate: batches per second.
-        alone: constant less linear coefficient of the slot, not below 0, seconds.
-        linear, square: its other coefficients, seconds.
-    """
-    lam_d = rate * square
-    middle, free = 1.0 - rate * linear + lam_d, rate * alone
-    inside = middle * middle - 4.0 * lam_d * free
-    return 2.0 * free / (middle + math.sqrt(inside)) if inside >= 0.0 and middle > 0.0 else math.inf
-
-
-class Curves:
+class Curves(Lazy):
     """Fits ``service_s(n) = a + b (n - 1) + d n (n - 1)`` to every slot by recursive least squares.
 
     That is the Universal Scalability Law (N. Gunther, 2007): b is what only one worker can do at a time, d what workers
@@ -54,8 +31,11 @@ class Curves:
     stay at one allocation does not erase what was seen at others.
     """
 
+    ARRAYS = frozenset((*_OF_SLOT, "_theta", "_precision"))
+
     def __init__(self, view: View) -> None:
         shape = view.mask.shape
+        self._one: CurvesOfOne | None = None
         self.work_s, self.cpu_share, self.cv = view.work_s.copy(), view.cpu_share.copy(), view.cv.copy()
         """Running means, [N, S]."""
         self._scale = np.maximum(view.cpus, 1e-3)
@@ -66,8 +46,6 @@ class Curves:
         self._seen = np.zeros(shape, bool)
         self.constant, self.linear, self.square = np.ones(shape), np.zeros(shape), np.zeros(shape)
         """Coefficients of 1, n - 1 and n (n - 1), seconds, [N, S]; never negative."""
-        self.one = SimpleNamespace()
-        """What is fitted of the only pipeline, in plain numbers, by slot."""
         self.learn(view)
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,6 +61,7 @@ class Curves:
 
     def go_on(self, kept: Mapping[str, Floats], view: View) -> None:
         """Take back what `state_dict` gave, as arrays, and learn from the first window since."""
+        self._to_arrays()
         self.work_s, self.cpu_share, self.cv = (kept[name][None].copy() for name in ("work_s", "cpu_share", "cv"))
         self._seen, self._reference_s, self._scale = (
             kept["seen"][None] > 0.0,
@@ -94,6 +73,7 @@ class Curves:
 
     def restart(self, view: View, rows: Bools) -> None:
         """Begin anew where `rows`: what is known of other allocations no longer counts."""
+        self._to_arrays()
         self._seen &= ~rows[:, None]
 
     def _begin(self, view: View, ok: Bools) -> None:
@@ -126,46 +106,40 @@ class Curves:
         n, c = np.maximum(view.value, 1.0), self._scale[:, None]
         one = (n - 1.0) / c
         two = n * one / c
-        precision, step = _lesson(view.work_s / self._reference_s, one, two, self._theta, self._precision, np.maximum)
+        precision, step = lesson(view.work_s / self._reference_s, one, two, self._theta, self._precision, np.maximum)
         self._precision = np.where(ok, np.stack(precision), self._precision)
         self._theta = np.where(ok, self._theta + np.stack(step), self._theta)
         self._tidy(one, two)
 
     def _learn_of_one(self, view: View) -> None:
-        """Do what `learn` does for one pipeline, in plain numbers: on a few stages arrays are slower."""
-        one_now = view.one
-        ok = [one_now.alive and has and s > 0.0 for has, s in zip(one_now.workers, one_now.work_s, strict=True)]
-        if any(is_ok and not is_seen for is_ok, is_seen in zip(ok, self._seen[0].tolist(), strict=True)):
-            self._begin(view, np.array([ok]))
-        known = (self._theta[:, 0].T, self._precision[:, 0].T, self.work_s[0], self.cpu_share[0], self.cv[0])
-        measured = (one_now.value, one_now.work_s, one_now.cpu_share, one_now.cv)
-        slots, c = [], float(self._scale[0])
-        for is_ok, theta, precision, work_s, share, cv, reference_s, units, work_now_s, share_now, cv_now in zip(
-            ok, *[array.tolist() for array in (*known, self._reference_s[0])], *measured, strict=True
-        ):
-            n = units if units > 1.0 else 1.0
-            one = (n - 1.0) / c
-            two = n * one / c
-            level, first, second = theta
-            if is_ok:
-                work_s += LEVEL * (work_now_s - work_s)
-                share += LEVEL * (share_now - share)
-                cv += 0.5 * LEVEL * (cv_now - cv)
-                precision, step = _lesson(work_now_s / reference_s, one, two, theta, precision, max)
-                level, first, second = level + step[0], first + step[1], second + step[2]
-            now = max(level + one * first + two * second, FLOOR * work_s / reference_s)
-            linear, square = first if first > 0.0 else 0.0, second if second > 0.0 else 0.0
-            grown = linear * one + square * two
-            scale = min(1.0, (1.0 - LEAST) * now / (grown if grown > 1e-12 else 1e-12))
-            unit_s = scale * reference_s / c
-            coefficients = ((now - scale * grown) * reference_s, unit_s * linear, unit_s * square / c)
-            slots.append((level, first, second, *precision, work_s, share, cv, *coefficients))
-        # One array for all: each call costs more than what it does.
-        columns = list(zip(*slots, strict=True))
-        self.one = SimpleNamespace(**dict(zip(_LEARNED, columns[9:], strict=True)))
-        table = np.array(columns)[:, None]
-        self._theta, self._precision = table[:3], table[3:9]
-        self.work_s, self.cpu_share, self.cv, self.constant, self.linear, self.square = table[9:]
+        now = view.one
+        fine = [now.alive and has and s > 0.0 for has, s in zip(now.workers, now.work_s, strict=True)]
+        if any(is_fine and not is_seen for is_fine, is_seen in zip(fine, self.one.seen, strict=True)):
+            self._to_arrays()
+            self._begin(view, np.array([fine]))
+        self.one.learn(now, fine)
+        self._drop()
+
+    @property
+    def one(self) -> CurvesOfOne:
+        """What is fitted of the only pipeline, in plain numbers; they are what counts until the arrays change."""
+        if self._one is None:
+            learned = np.concatenate([self._theta, self._precision, [getattr(self, name) for name in _OF_SLOT]])
+            of_slots = [tuple(slot) for slot in learned[:, 0].T.tolist()]
+            self._one = CurvesOfOne(of_slots, self._reference_s[0].tolist(), self._seen[0].tolist(), self._scale.item())
+        return self._one
+
+    def _made(self, name: str) -> NDArray[Any]:
+        one = self.one
+        if name in _OF_SLOT:
+            return np.array([getattr(one, name)])
+        begin, end = (0, COEFFICIENTS) if name == "_theta" else (COEFFICIENTS, COEFFICIENTS + TERMS)
+        return np.array([slot[begin:end] for slot in one.slots]).T[:, None]
+
+    def _to_arrays(self) -> None:
+        for name in self.ARRAYS:
+            getattr(self, name)
+        self._one = None
 
     def _tidy(self, one: Floats, two: Floats) -> None:
         """Coefficients that are physical: none negative, the value at the present number of workers kept."""
@@ -183,11 +157,6 @@ class Curves:
         """Return the expected worker seconds per batch with `value` workers, [N, S]."""
         n = np.maximum(value, 1.0)
         return self.constant + (n - 1.0) * (self.linear + n * self.square)
-
-    def service_s_of_one(self, slot: int, value: float) -> float:
-        """Return what `service_s` does for one slot of the only pipeline, in plain numbers."""
-        n, one = max(value, 1.0), self.one
-        return float(one.constant[slot] + (n - 1.0) * (one.linear[slot] + n * one.square[slot]))
 
     def workers_for(self, rate: Floats) -> Floats:
         """Return the (fractional) workers every slot needs for a rate, infinity if no number is enough, [N, S].
@@ -207,49 +176,3 @@ class Curves:
 
 def _prior(shape: tuple[int, ...]) -> Floats:
     return np.stack([np.full(shape, of) for of in _PRIOR])
-
-
-def _lesson(
-    now: Number,
-    one: Number,
-    two: Number,
-    theta: Sequence[Number] | Floats,
-    precision: Sequence[Number] | Floats,
-    larger: Callable[[Number, Any], Number],
-) -> tuple[list[Number], list[Number]]:
-    """Return the precision after a reading, and the step of the coefficients it asks for.
-
-    The same for numbers and for arrays.
-
-    Args:
-        now: service time measured.
-        one, two: basis beside the constant.
-        theta: the three coefficients.
-        precision: upper triangle of the symmetric matrix, row by row.
-        larger: maximum of two.
-    """
-    a, b, d = theta
-    expected = a + one * b + two * d
-    # Relative to the larger of both, so that no single reading counts for more than itself.
-    size = larger(larger(expected, now), 1e-9)
-    x, y, z = 1.0 / size, one / size, two / size
-    error = (now - expected) / size
-    xx, xy, xz, yy, yz, zz = precision
-    told_x, told_y, told_z = xx * x + xy * y + xz * z, xy * x + yy * y + yz * z, xz * x + yz * y + zz * z
-    along = larger(x * told_x + y * told_y + z * told_z, 1e-9)
-    forgotten = (along > 1.0) * (1.0 - KEEP) / along
-    less_x, less_y, less_z = forgotten * told_x, forgotten * told_y, forgotten * told_z
-    xx, xy, xz = xx + x * x - less_x * told_x, xy + x * y - less_x * told_y, xz + x * z - less_x * told_z
-    yy, yz, zz = yy + y * y - less_y * told_y, yz + y * z - less_y * told_z, zz + z * z - less_z * told_z
-    after = [xx, xy, xz, yy, yz, zz]
-    # Elimination without pivots: the matrix is positive definite, but for what rounding leaves of it.
-    xx = xx + _EYE
-    y_of_x, z_of_x = xy / xx, xz / xx
-    pivot_y = larger(yy + _EYE - y_of_x * xy, _EXACT * yy)
-    rest = yz - y_of_x * xz
-    z_of_y = rest / pivot_y
-    pivot_z = larger(zz + _EYE - z_of_x * xz - z_of_y * rest, _EXACT * zz)
-    y = y - y_of_x * x
-    z = (z - z_of_x * x - z_of_y * y) / pivot_z
-    y = y / pivot_y - z_of_y * z
-    return after, [error * (x / xx - y_of_x * y - z_of_x * z), error * y, error * z]

@@ -77,13 +77,12 @@ class Dqn:
             return Proposal(reason="measuring: some stage has made too few items to be judged")
         weight = {name: max(shares) for name, shares in self._shares.items()}
         view = view_of(observation, weight, self._fitter.counts(), partial(self._expected, slots))
-        value, window = self._shell.act(view)
+        value, window = self._shell.act_of_one(view)
         if self._tuner is not None:
             used = (view.value * view.worker_weight).sum(1) / np.maximum(view.budget, 1e-9)
             self._tuner.record(self._shell.moved, utility(view.rate, view.memory, used))
-        wanted, wide = value[0].tolist(), window[0].tolist()
-        reason = self._reason(view.one, wanted, slots)
-        return Proposal(_changes(observation, slots, wanted, wide), reason, bool(self._shell.phase[0] == HOLD))
+        reason = self._reason(view.one, value, slots)
+        return Proposal(_changes(observation, slots, value, window), reason, bool(self._shell.phase[0] == HOLD))
 
     def state_dict(self) -> dict[str, Any]:
         """Return readings, CPU shares, and what the shell knows: its phase, the curves, the best measured."""
@@ -116,13 +115,15 @@ class Dqn:
         if self._shell.track is None:
             return {}
         curves, known = self._shell.track.curves, self._shell.track.view.one.workers
-        return {stage.name: curves.service_s_of_one(i, stage.current) for i, stage in enumerate(slots) if known[i]}
+        return {stage.name: curves.one.service_s(i, stage.current) for i, stage in enumerate(slots) if known[i]}
 
     def _learn_shares(self, observation: Observation) -> None:
         """Remember the CPUs a busy worker takes: on a crowded machine the present share is too low."""
         for name, rates in observation.rates.items():
             if rates.service_s > 0.0:
-                seen = self._shares.setdefault(name, deque(maxlen=REMEMBERED_WINDOWS))
+                seen = self._shares.get(name)
+                if seen is None:
+                    seen = self._shares[name] = deque(maxlen=REMEMBERED_WINDOWS)
                 seen.append(min(1.0, rates.service_cpu_s / rates.service_s))
 
     def _reason(self, now: SimpleNamespace, value: list[float], slots: list[Stage]) -> str:
@@ -136,7 +137,7 @@ class Dqn:
         shell = self._shell
         phase, track = int(shell.phase[0]), shell.track
         assert track is not None
-        if phase == BURST and shell.moved is not None and bool(shell.moved.followed[0]):
+        if phase == BURST and shell.is_moving:
             return f"move: {names}" if moves else "no move is worth it"
         if phase == HOLD:
             return "holding the best allocation measured" + (f": {names}" if names else "")

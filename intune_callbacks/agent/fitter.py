@@ -64,9 +64,10 @@ class _StageMemory:
         return math.sqrt(self.variance) / self.mean_s if self.mean_s > 0.0 else 0.0
 
     def count(self, items: int, batches: int) -> None:
-        """Remember the items and batches of a window."""
-        self.made.append((items / max(1, batches), items, batches))
-        self._ratio = None
+        """Remember the items and batches of a window, if it had any."""
+        if batches:
+            self.made.append((items / batches, items, batches))
+            self._ratio = None
 
     @property
     def items_per_batch(self) -> float:
@@ -76,10 +77,12 @@ class _StageMemory:
         return self._ratio
 
     def _middle_ratio(self) -> float:
-        order = sorted([window for window in self.made if window[2]], key=_FIRST)
+        if not self.made:
+            return 0.0
+        order = sorted(self.made, key=_FIRST)
         cut = len(order) // 3
-        middle = order[cut : len(order) - cut]
-        return sum([items for _, items, _ in middle]) / max(1, sum([batches for _, _, batches in middle]))
+        _, items, batches = zip(*order[cut : len(order) - cut], strict=True)
+        return float(sum(items) / sum(batches))
 
 
 class Fitter:
@@ -103,7 +106,9 @@ class Fitter:
                 continue
             if not math.isfinite(rates.service_s + rates.service_cpu_s + rates.service_cv):
                 continue  # of a broken counter or clock
-            memory = self._stages.setdefault(name, _StageMemory())
+            memory = self._stages.get(name)
+            if memory is None:
+                memory = self._stages[name] = _StageMemory()
             self._learn_costs(memory, rates, observation.batches, self._steady_windows)
             if is_crowded:
                 # CPU seconds do not grow when CPUs are shared, waiting does not either: at most this is contention.
@@ -207,17 +212,19 @@ def contention(observation: Observation) -> tuple[float, bool]:
     When every CPU is busy all stages are slowed by the same factor. Two things bound it: busy workers per CPU, and the
     smallest wall / CPU ratio of a stage (the one that waits least for anything else).
     """
-    worked = [r for r in observation.rates.values() if r.items and r.service_cpu_s > 0.0]
-    room_s = observation.elapsed_s * observation.resources.cpus
+    rates, room_s = observation.rates.values(), observation.elapsed_s * observation.resources.cpus
+    if sum([r.items * r.service_cpu_s for r in rates]) < CROWDED * room_s:
+        return 1.0, False
+    worked = [r for r in rates if r.items and r.service_cpu_s > 0.0]
     if not worked or room_s <= 0.0 or sum(r.items * r.service_cpu_s for r in worked) < CROWDED * room_s:
         return 1.0, False
-    busy_per_cpu = sum(r.items * r.service_s for r in observation.rates.values()) / room_s
+    busy_per_cpu = sum(r.items * r.service_s for r in rates) / room_s
     return max(1.0, min(busy_per_cpu, *(r.service_s / r.service_cpu_s for r in worked))), True
 
 
 def _differs(before_s: float, now_s: float, items_before: float, items_now: float, memory: _StageMemory) -> bool:
     """True when two mean times differ by `CHANGED` and by more than their noise."""
-    if before_s <= 0.0 or now_s <= 0.0:
+    if before_s <= 0.0 or now_s <= 0.0 or 1.0 / CHANGED < now_s / before_s < CHANGED:
         return False
     moved = abs(math.log(now_s) - math.log(before_s))
     if not moved > _CHANGED:

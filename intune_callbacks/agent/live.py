@@ -18,6 +18,7 @@ MOST_WHOLE = 2
 """Larger ratios are counted exactly enough as they are."""
 LARGEST = 1e9
 """No unit, rate or time of a real pipeline is larger."""
+_NOBODY = StageRates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _NUMBERS = FIELDS[FIELDS.index("value") : FIELDS.index("rate")]
 
 
@@ -59,15 +60,14 @@ def view_of(
     largest = max([r.item_bytes for r in rates.values()], default=0.0)
     # A buffer nobody measures is taken to be as full as the window before it.
     fullest = max([r.queue_fill for r in rates.values()], default=0.0)
-    nobody = StageRates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, fullest, 0.0, 0.0)
     slowdown, is_crowded = contention(observation)
     free_s = expected_s() if expected_s is not None and is_crowded else {}
     mask, buffer = [], []
     by_slot: list[float] = []
     for s in slots:
-        r, fit, is_buffer = rates.get(s.name, nobody), fits.get(s.name), s.kind == "memory"
+        r, fit, is_buffer = rates.get(s.name, _NOBODY), fits.get(s.name), s.kind == "memory"
         work_s = 0.0
-        if fit is not None and r is not nobody:
+        if fit is not None and r is not _NOBODY:
             each = _whole(fit.items_per_batch)
             work_s = each * r.service_s
             if is_crowded:
@@ -85,7 +85,7 @@ def view_of(
             1.0 if r.service_s <= 0 else min(1.0, r.service_cpu_s / r.service_s),
             0.0 if fit is None else fit.cv,
             r.busy_frac,
-            r.queue_fill,
+            fullest if r is _NOBODY else r.queue_fill,
             windows.get(s.name, 0.0),
             largest if is_buffer else r.worker_bytes,
             r.item_bytes,
@@ -99,8 +99,8 @@ def view_of(
         observation.elapsed_s,
         max(LEAST_NOISE, *[r.service_cv / max(1, r.items) ** 0.5 for r in rates.values()]),
     ]
-    by_slot = _finite(by_slot)
-    columns = [by_slot[i :: len(_NUMBERS)] for i in range(len(_NUMBERS))]
+    by_slot, count = _finite(by_slot), len(_NUMBERS)
+    columns = [by_slot[i::count] for i in range(count)]
     columns[-2:] = [[size / limit for size in column] for column in columns[-2:]]
     return View.of_one((mask, buffer, *columns, *_finite(whole), True))
 

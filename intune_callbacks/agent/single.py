@@ -18,6 +18,7 @@ SHARPNESS = 12.0
 CHANGES = tuple(units for units in STEPS if units)
 """Units of the moves whose gain is part of the state."""
 _LEAST = 1e-12
+_GAIN = 10.0 / SHARPNESS
 _NOTHING = [0.0] * (21 + len(CHANGES))
 
 
@@ -34,11 +35,12 @@ def state_of_one(view: View, track: Track, target: list[float], ratio: list[floa
     Args:
         view: of one pipeline; the others as for `features`, by slot.
     """
-    one, curves, log, tanh = view.one, track.curves.one, math.log, math.tanh
+    one, curves, log, tanh, least = view.one, track.curves.one, math.log, math.tanh, _LEAST
     value, workers = one.value, one.workers
     constant, linear, square, share = curves.constant, curves.linear, curves.square, curves.cpu_share
-    of_work, of_rate, tried = track.tried_of_one()
-    last_move, best = track.last_move[0].tolist(), track.best[0][0].tolist()
+    known = track.one
+    of_work, of_rate, tried = known.tried()
+    last_move, (best, best_score) = known.last_move, known.best
     budget, model_s = max(one.budget, 1e-9), 1.0 / max(one.demand, _LEAST)
 
     at = [i for i, has in enumerate(workers) if has]
@@ -105,24 +107,24 @@ def state_of_one(view: View, track: Track, target: list[float], ratio: list[floa
                 then *= then * then
                 then *= then
                 rest = others + then * then
-                state.append(10.0 / SHARPNESS * (log_total - log(rest if rest > _LEAST else _LEAST)))
+                state.append(_GAIN * (log_total - log(rest if rest > least else least)))
         in_front = fill * holds_workers
 
-    free, smooth = one.room, float(track.smooth[0])
+    free, smooth = one.room, known.smooth
     state += (
         free / budget,
         tanh(free / 5.0),
         1.0 - one.memory,
         (smooth - log(max(one.demand, _LEAST))) / 2.0,
-        smooth - float(track.best[1][0]),
-        float(track.change[0]),
+        smooth - best_score,
+        known.change,
         log(max(one.cpus, 1.0)) / 5.0,
         sum(one.mask) / 8.0,
-        math.exp(-int(track.age[0]) / 15.0),
-        float(track.count[0, 0]) / 10.0,
+        math.exp(-known.age / 15.0),
+        known.count[0] / 10.0,
         smooth - log(max(rate_now, _LEAST)),
-        int(track.low[0]) / 5.0,
-        10.0 * float(track.noise[0]),
+        known.low / 5.0,
+        10.0 * known.noise,
         log(max(rate_target, _LEAST) / max(rate_now, _LEAST)),
     )
     return state

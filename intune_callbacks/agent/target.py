@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from intune_callbacks.agent.curves import Curves, smaller_root
+from intune_callbacks.agent.curves import Curves
+from intune_callbacks.agent.curves_one import CurvesOfOne, smaller_root
 from intune_callbacks.agent.model import DEMAND_MARGIN
 from intune_callbacks.agent.ordering import window_for
 from intune_callbacks.agent.view import Bools, Floats, View
@@ -19,6 +20,8 @@ __all__ = ["expected_gain", "fit_budget", "fit_memory", "target", "target_of_one
 HALVINGS, INTERPOLATIONS = 14, 8
 SLACK = 1.2
 """Workers beyond the bare need: stages of about the same speed disturb each other."""
+ALMOST_ONE = 0.99
+"""Nobody gets a worker for less than this share of one, whatever is rounded."""
 _LOG_WORKERS, _CVS = np.arange(0.0, 9.0), np.array([0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.6])
 
 _CVS_OF_ONE = _CVS.tolist()
@@ -83,7 +86,7 @@ def _one_more(urgency: Floats, wanted: Bools, weight: Floats, room: Floats) -> F
     return more
 
 
-def target_of_one(one: SimpleNamespace, curves: SimpleNamespace, usable: float) -> list[float]:
+def target_of_one(one: SimpleNamespace, curves: CurvesOfOne, usable: float) -> list[float]:
     """Return what `target` does for one pipeline, in plain numbers: on a few stages arrays are slower.
 
     Args:
@@ -91,34 +94,52 @@ def target_of_one(one: SimpleNamespace, curves: SimpleNamespace, usable: float) 
         curves: `Curves.one`.
         usable: as for `target`.
     """
-    budget, most, alone_cpus_s = one.budget, max(16.0, math.ceil(one.budget)), 0.0
+    budget, alone_cpus_s, lightest = one.budget, 0.0, math.inf
+    most = max(16.0, math.ceil(budget))
     slots: list[tuple[float, ...]] = []
-    for i, has in enumerate(one.workers):
+    for has, constant, linear, square, low, high, weight, now in zip(
+        one.workers,
+        curves.constant,
+        curves.linear,
+        curves.square,
+        one.low,
+        one.high,
+        one.weight,
+        one.value,
+        strict=True,
+    ):
         if has:
-            constant, linear, weight = curves.constant[i], curves.linear[i], one.weight[i]
             alone_cpus_s += constant * weight
-            high = min(one.high[i], max(most, 4.0 * one.value[i]))
-            slots.append((max(constant - linear, 0.0), linear, curves.square[i], one.low[i], high, weight))
+            reach = most if most > 4.0 * now else 4.0 * now
+            alone = constant - linear
+            slots.append((alone if alone > 0.0 else 0.0, linear, square, low, reach if reach < high else high, weight))
+            if weight < lightest:
+                lightest = weight
     top = min(DEMAND_MARGIN * one.demand, 1e9, budget / max(alone_cpus_s, 1e-12)) / usable
     rate = usable * _largest_rate_of_one(slots, top, budget)
     exact, wanted, whole, weights, used = [], [], [], [], 0.0
     for alone, linear, square, low, high, weight in slots:
-        n = max(smaller_root(rate, alone, linear, square), low)
+        n = smaller_root(rate, alone, linear, square)
+        n = n if n > low else low
+        units = float(math.floor(n + 1e-6))
+        units = units if units > low else low
         exact.append(n)
-        wanted.append(min(n * SLACK, high))
-        whole.append(max(float(math.floor(n + 1e-6)), low))
+        wanted.append(n * SLACK if n * SLACK < high else high)
+        whole.append(units)
         weights.append(weight)
-        used += whole[-1] * weight
+        used += units * weight
     for goal in (exact, wanted):
+        if budget - used < ALMOST_ONE * lightest:
+            break
         growth = [more - n if more > n else 0.0 for more, n in zip(goal, whole, strict=True)]
         asked = sum([n * weight for n, weight in zip(growth, weights, strict=True)])
         part = min((budget - used) / max(asked, 1e-9), 1.0)
-        if part > 0.0:
+        if part > 0.0 and part * max(growth) > ALMOST_ONE:
             whole = [n + math.floor(more * part + 1e-6) for n, more in zip(whole, growth, strict=True)]
             used = sum([n * weight for n, weight in zip(whole, weights, strict=True)])
         room = budget - used + 1e-9
         able = [
-            ((n - more) / max(n, 1.0), i)
+            ((n - more) / (n if n > 1.0 else 1.0), i)
             for i, (more, n, weight) in enumerate(zip(goal, whole, weights, strict=True))
             if weight <= room and more - n > 0.05
         ]

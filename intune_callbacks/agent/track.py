@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from intune_callbacks.agent.curves import Curves
+from intune_callbacks.agent.lazy import Lazy
+from intune_callbacks.agent.track_one import (
+    AGING,
+    CLEAR_NOISE,
+    CLEARLY,
+    FORGET_MOVES,
+    LEAST_NOISE,
+    MOST_COUNT,
+    MOST_NOISE,
+    NOBODY,
+    SECOND,
+    SMOOTH,
+    SPREAD,
+    TrackOfOne,
+)
 from intune_callbacks.agent.view import Bools, Floats, Ints, View
 
-__all__ = ["KEPT", "MOMENTS", "NOBODY", "Track"]
+__all__ = ["KEPT", "MOMENTS", "Track"]
 
 KEPT = 3
 """Allocations remembered besides the present one."""
 MOMENTS = 3
 """Sums kept of the moves of a slot."""
-NOBODY = -30.0
-FORGET_MOVES = 0.97
-SPREAD = 0.03
-AGING = 0.0007
-"""Log throughput an old measurement loses per decision: work drifts."""
-MOST_COUNT = 20.0
-SECOND = 0.8
-CLEARLY, CLEAR_NOISE = 0.1, 1.5
-SMOOTH = 0.4
-LEAST_NOISE, MOST_NOISE = 0.005, 0.3
 
 
-class Track:
-    """Memory of N pipelines, fed one `View` per decision.
+class Track(Lazy):
+    """Memory of N pipelines, fed one `View` per decision; of a single one in plain numbers, see `one`.
 
     Args:
         view: the first one.
     """
 
+    ARRAYS = frozenset((*(f.name for f in fields(TrackOfOne)), "best"))
+
     def __init__(self, view: View) -> None:
         n, s = view.mask.shape
+        self._one: TrackOfOne | None = None
         self.curves = Curves(view)
         self.decisions = 0
         self.resized: Bools = np.zeros(n, bool)
@@ -54,7 +63,7 @@ class Track:
         self.low: Ints = np.zeros(n, int)
         """Decisions in a row that were clearly below the best known."""
         # Of the moves of each slot: their squares, and their products with what service time and throughput did.
-        self._moves: Floats = np.zeros((MOMENTS, n, s))
+        self.moves: Floats = np.zeros((MOMENTS, n, s))
         # Column 0 is the present allocation.
         self.value: Floats = np.repeat(view.value[:, None], KEPT + 1, 1)
         self.mean: Floats = np.full((n, KEPT + 1), NOBODY)
@@ -73,16 +82,17 @@ class Track:
             "mean": self.mean[0].tolist(),
             "count": self.count[0].tolist(),
             "noise": float(self.noise[0]),
-            "moves": self._moves[:, 0].tolist(),
+            "moves": self.moves[:, 0].tolist(),
             "age": int(self.age[0]),
             "decisions": self.decisions,
         }
 
     def go_on(self, kept: Mapping[str, Floats], view: View) -> None:
         """Take back what `state_dict` gave, as arrays; `view` is the first one since."""
+        self._to_arrays()
         self.curves.go_on(kept, view)
         self.value, self.mean, self.count = (kept[name][None].copy() for name in ("value", "mean", "count"))
-        self.noise, self._moves = kept["noise"][None].copy(), kept["moves"][:, None].copy()
+        self.noise, self.moves = kept["noise"][None].copy(), kept["moves"][:, None].copy()
         self.age, self.decisions = np.array([int(kept["age"]) + 1]), int(kept["decisions"]) + 1
         self._note(view)
 
@@ -93,9 +103,32 @@ class Track:
         self.view = view
         self.curves.learn(view)
         if view.is_one:
-            self._take_of_one(before, view)
+            self.one.take(before.one, view.one)
+            self._drop()
         else:
             self._take(before, view)
+
+    @property
+    def one(self) -> TrackOfOne:
+        """The only pipeline in plain numbers; they are what counts until `forget` or `begin_at` change the arrays."""
+        if self._one is None:
+            of = {name: getattr(self, name)[0].tolist() for name in self.ARRAYS - {"moves", "best"}}
+            self._one = TrackOfOne(moves=self.moves[:, 0].T.tolist(), **of)
+        return self._one
+
+    def _made(self, name: str) -> NDArray[Any] | tuple[Floats, Floats]:
+        one = self.one
+        if name == "moves":
+            return np.array(one.moves).T[:, None]
+        if name == "best":
+            value, score = one.best
+            return np.array([value]), np.array([score])
+        return np.array([getattr(one, name)])
+
+    def _to_arrays(self) -> None:
+        for name in self.ARRAYS:
+            getattr(self, name)
+        self._one = None
 
     def _take(self, before: View, view: View) -> None:
         self.resized = (view.cpus != before.cpus) | (view.alive & ~before.alive)
@@ -110,52 +143,33 @@ class Track:
         margin = np.maximum(CLEARLY, CLEAR_NOISE * self.noise)
         self.low = np.where((self.smooth < self.best[1] - margin) & (self.age > 0), self.low + 1, 0)
 
-    def _take_of_one(self, before: View, view: View) -> None:
-        """Do what `_take` does for one pipeline, in plain numbers: on single numbers arrays are slower."""
-        now, then = view.one, before.one
-        alive, resized = now.alive, now.cpus != then.cpus or (now.alive and not then.alive)
-        ok = alive and not resized and then.alive
-        log_rate, smooth = math.log(max(now.rate, 1e-12)), float(self.smooth[0])
-        self.resized, self.change = np.array([resized]), np.array([log_rate - float(self.log_rate[0]) if ok else 0.0])
-        self.log_rate = np.array([log_rate])
-        age = 0 if resized or not alive else int(self.age[0]) + 1
-        self.age = np.array([age])
-        self._learn_moves_of_one(before, view, ok)
-        smooth = log_rate if age == 0 else smooth + SMOOTH * (log_rate - smooth)
-        self.smooth = np.array([smooth])
-        self._note_of_one(view, log_rate, alive and not resized)
-        is_low = age > 0 and smooth < float(self.best[1][0]) - max(CLEARLY, CLEAR_NOISE * float(self.noise[0]))
-        self.low = np.array([int(self.low[0]) + 1 if is_low else 0])
-
     def forget(self, rows: Bools) -> None:
         """Forget the measured allocations of `rows`: the work or the machine is another."""
+        self.begin_at(0, rows)
         self.mean[rows] = NOBODY
         self.count[rows] = 0.0
-        self.age[rows] = 0
         self.low[rows] = 0
         self._rank()
+
+    def begin_at(self, age: int, rows: Bools) -> None:
+        """Count the decisions of `rows` from `age` on."""
+        self._to_arrays()
+        self.age[rows] = age
 
     @property
     def work_elasticity(self) -> Floats:
         """Measured d log(service time) / d log(units), shrunk to 0 where little was tried, [N, S]."""
-        return np.asarray(np.minimum(np.maximum(self._moves[1] / (self._moves[0] + SPREAD), -1.0), 1.5))
+        return np.asarray(np.minimum(np.maximum(self.moves[1] / (self.moves[0] + SPREAD), -1.0), 1.5))
 
     @property
     def rate_elasticity(self) -> Floats:
         """Measured d log(throughput) / d log(units), [N, S]."""
-        return np.asarray(np.minimum(np.maximum(self._moves[2] / (self._moves[0] + SPREAD), -1.0), 1.0))
+        return np.asarray(np.minimum(np.maximum(self.moves[2] / (self.moves[0] + SPREAD), -1.0), 1.0))
 
     @property
     def tried(self) -> Floats:
         """How far each slot was moved lately, in log units, [N, S]."""
-        return np.asarray(np.minimum(np.sqrt(self._moves[0]), 2.0))
-
-    def tried_of_one(self) -> tuple[list[float], list[float], list[float]]:
-        """Return `work_elasticity`, `rate_elasticity` and `tried` of the only pipeline, in plain numbers."""
-        squares, of_work, of_rate = self._moves[:, 0].tolist()
-        work = [min(max(x / (square + SPREAD), -1.0), 1.5) for x, square in zip(of_work, squares, strict=True)]
-        rate = [min(max(x / (square + SPREAD), -1.0), 1.0) for x, square in zip(of_rate, squares, strict=True)]
-        return work, rate, [min(math.sqrt(square), 2.0) for square in squares]
+        return np.asarray(np.minimum(np.sqrt(self.moves[0]), 2.0))
 
     def _scores(self) -> Floats:
         known = self.mean - self.noise[:, None] / np.sqrt(np.maximum(self.count, 1.0))
@@ -167,30 +181,14 @@ class Track:
         self.best = self.value[rows, top], self.score[rows, top]
 
     def _learn_moves(self, before: View, view: View, ok: Bools) -> None:
-        self._moves = FORGET_MOVES * self._moves
+        self.moves = FORGET_MOVES * self.moves
         now, then = np.maximum(view.value, 1.0), np.maximum(before.value, 1.0)
         self.last_move = (now - then) * ok[:, None]
         if not self.last_move.any():
             return
         move = np.log(now / then) * ok[:, None]
         work = np.log(np.maximum(view.work_s, 1e-12) / np.maximum(before.work_s, 1e-12))
-        self._moves += move * np.stack([move, work * view.workers, np.broadcast_to(self.change[:, None], move.shape)])
-
-    def _learn_moves_of_one(self, before: View, view: View, ok: bool) -> None:
-        """Do what `_learn_moves` does for one pipeline, in plain numbers."""
-        now, then, change = view.one, before.one, float(self.change[0])
-        moves = [max(a, 1.0) - max(b, 1.0) if ok else 0.0 for a, b in zip(now.value, then.value, strict=True)]
-        self.last_move, self._moves = np.array([moves]), FORGET_MOVES * self._moves
-        if not any(moves):
-            return
-        learned = self._moves[:, 0].T.tolist()
-        for i, move in enumerate(moves):
-            if move:
-                far = math.log(max(now.value[i], 1.0) / max(then.value[i], 1.0))
-                work = math.log(max(now.work_s[i], 1e-12) / max(then.work_s[i], 1e-12)) * now.workers[i]
-                square, of_work, of_rate = learned[i]
-                learned[i] = [square + far * far, of_work + far * work, of_rate + far * change]
-        self._moves = np.array(learned).T[:, None]
+        self.moves += move * np.stack([move, work * view.workers, np.broadcast_to(self.change[:, None], move.shape)])
 
     def _note(self, view: View) -> None:
         """Add the measurement to the present allocation; put the one before away if it was among the best."""
@@ -227,44 +225,3 @@ class Track:
         self.mean[:, 0] = np.where(up, np.where(first, self.log_rate, moving), self.mean[:, 0])
         self.count[:, 0] = np.where(up, self.count[:, 0] + 1.0, self.count[:, 0])
         self._rank()
-
-    def _note_of_one(self, view: View, log_rate: float, up: bool) -> None:
-        """Do what `_note` does for one pipeline, in plain numbers.
-
-        Args:
-            view: what was measured.
-            log_rate: of its throughput.
-            up: it was alive, with the same CPUs, all the time.
-        """
-        now, noise = view.one.value, float(self.noise[0])
-        values, mean, count = self.value[0].tolist(), (self.mean[0] - AGING).tolist(), self.count[0].tolist()
-        if not up:
-            mean, count = [NOBODY - AGING] * len(mean), [0.0] * len(count)
-        others = range(1, len(values))
-        if moved := values[0] != now:
-            score = _scores_of_one(mean, count, noise)
-            worst = min(others, key=score.__getitem__)
-            known = next((k for k in others if count[k] > 0.0 and values[k] == values[0]), None)
-            if count[0] > 0.0 and (known is not None or score[0] > score[worst]):
-                place = worst if known is None else known
-                values[place], mean[place], count[place] = values[0], mean[0], count[0]
-            again = next((k for k in others if count[k] > 0.0 and values[k] == now), None)
-            mean[0], count[0] = (NOBODY, 0.0) if again is None else (mean[again], count[again])
-            values[0] = now
-        if up and not moved and count[0] > 1.0:
-            difference = abs(log_rate - mean[0])
-            noise = min(max(noise + 0.1 * (1.25 * difference - noise), LEAST_NOISE), MOST_NOISE)
-            self.noise = np.array([noise])
-        if up:
-            gain = SECOND if count[0] == 1.0 else 1.0 / min(count[0] + 1.0, MOST_COUNT)
-            mean[0] = log_rate if count[0] == 0.0 else mean[0] + gain * (log_rate - mean[0])
-            count[0] += 1.0
-        score = _scores_of_one(mean, count, noise)
-        top = max(range(len(score)), key=score.__getitem__)
-        self.value, self.mean, self.count = np.array([values]), np.array([mean]), np.array([count])
-        self.score = np.array([score])
-        self.best = np.array([values[top]]), np.array([score[top]])
-
-
-def _scores_of_one(mean: list[float], count: list[float], noise: float) -> list[float]:
-    return [m - noise / math.sqrt(c) if c > 0.0 else NOBODY for m, c in zip(mean, count, strict=True)]

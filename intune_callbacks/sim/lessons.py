@@ -102,7 +102,7 @@ class Lessons:
         c, env = self.config, self.env
         self.shell.explore = self.explore
         if self.shell.track is not None and self.shell.track.decisions == 0:
-            self.shell.track.age[self._fresh] = 100
+            self.shell.track.begin_at(100, self._fresh)
         value, window = self.shell.act(env.view)
         moved = self.shell.moved
         gains = self._gains() if moved is not None else np.zeros(0)

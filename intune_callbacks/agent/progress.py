@@ -1,0 +1,141 @@
+"""Where N pipelines are between jump, burst, confirm and hold, and what moves them on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, JUMP, ShellConfig
+from intune_callbacks.agent.target import expected_gain
+from intune_callbacks.agent.track import Track
+from intune_callbacks.agent.view import Bools, Floats, Ints, View
+
+__all__ = ["INPUT_BOUND", "SETTLED", "Progress"]
+
+SETTLED = 6
+"""Decisions an allocation is held before a drop wakes the shell."""
+SAME_CPUS = 0.01
+"""What was learned goes on where the CPUs differ by no more than this share."""
+INPUT_BOUND = 0.97
+"""Share of the model's demand from which on there is nothing worth a change."""
+
+
+class Progress:
+    """The phases of N pipelines, and what is remembered of them.
+
+    Args:
+        config: lengths of the phases.
+        has_agent: there are bursts; else what is jumped to is confirmed and held.
+    """
+
+    def __init__(self, config: ShellConfig, *, has_agent: bool) -> None:
+        self.config, self.has_agent = config, has_agent
+        self.track: Track | None = None
+        self.phase: Ints = np.zeros(0, int)
+        self.kept: Mapping[str, Floats] | None = None
+        """Where to go on with one pipeline: what `state_dict` gave, as arrays."""
+        self._jumps = np.array(config.jumps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known of the only pipeline, in plain numbers; empty before the first decision."""
+        if self.track is None or len(self.phase) != 1:
+            return {}
+        own = {"phase": self.phase, "left": self._left, "idle": self._idle, "held": self._held, "wait": self._wait}
+        return self.track.state_dict() | {
+            **{name: int(array[0]) for name, array in own.items()},
+            "trusted": int(self._trusted[0]),
+            "cpus": float(self.track.view.cpus[0]),
+        }
+
+    def _take(self, view: View) -> None:
+        if self.track is None:
+            self._start(view)
+        else:
+            self.track.update(view)
+
+    def _start(self, view: View) -> None:
+        n = len(view.cpus)
+        self.track = Track(view)
+        self.phase, self._left, self._idle = np.zeros(n, int), np.zeros(n, int), np.zeros(n, int)
+        self._held, self._wait = np.zeros(n, int), np.full(n, self.config.look)
+        self._trusted = np.zeros(n, bool)
+        self._look_jump = np.zeros(n, bool)
+        self._is_taken_up = False
+        kept, self.kept = self.kept, None
+        if kept is not None and n == 1 and abs(view.cpus[0] / kept["cpus"] - 1.0) <= SAME_CPUS:
+            self._go_on(kept, view)
+
+    def _go_on(self, kept: Mapping[str, Floats], view: View) -> None:
+        """Take up the phase of another run: what was held is held, and looked at again after a full wait."""
+        assert self.track is not None
+        self._is_taken_up = True
+        self.track.go_on(kept, view)
+        self.phase, self._wait = np.array([int(kept["phase"])]), np.array([int(kept["wait"])])
+        self._left, self._idle = np.array([int(kept["left"])]), np.array([int(kept["idle"])])
+        self._trusted = kept["trusted"][None] > 0.0
+        elsewhere = (view.value != kept["value"][:1]).any(1)
+        # Not where it was: the best known is measured again before it is held.
+        self.phase[(self.phase == HOLD) & elsewhere] = CONFIRM
+        if not self.has_agent:
+            self.phase[self.phase == BURST] = CONFIRM
+
+    def _wake(self, view: View) -> None:
+        assert self.track is not None
+        track, c = self.track, self.config
+        self._early = np.zeros(len(view.cpus), bool)
+        # A training loop that does not wait for data is left alone.
+        self._bound = np.log(np.maximum(INPUT_BOUND * view.demand, 1e-12)) > track.smooth
+        # The slump of a burst's last moves is not one of the allocation that is held now.
+        fallen = (self.phase == HOLD) & (self._held >= SETTLED) & (track.low >= 4)
+        if fallen.any():
+            track.forget(fallen)
+            track.begin_at(1, fallen)
+            if self._is_taken_up:
+                # What another run found does not hold here: nor does what it learned.
+                track.curves.restart(view, fallen)
+                self._is_taken_up = False
+        new = track.resized | fallen | ~view.alive
+        self.phase[new] = JUMP
+        self._wait[new] = c.look
+        self.phase[~self._bound & (self.phase < CONFIRM)] = CONFIRM
+        self._begin_burst((self.phase == JUMP) & (track.age > c.jumps[-1]), c.burst)
+        self._held = (self._held + 1) * (self.phase == HOLD)
+
+    def _begin_burst(self, rows: Bools, length: int) -> None:
+        if not rows.any():
+            return
+        self.phase[rows] = BURST if self.has_agent else CONFIRM
+        self._left[rows], self._idle[rows] = length, 0
+        self._trusted[rows] = self.has_agent
+
+    def _wants_target(self, view: View) -> Bools:
+        assert self.track is not None
+        track, at_jump = self.track, self.phase == JUMP
+        self._look_jump, self._again_jump = np.zeros((2, len(view.cpus)), bool)
+        self._looking = (self.phase == HOLD) & (self._held >= self._wait)
+        at = (track.age[:, None] == self._jumps).any(1) | (track.resized & (track.decisions > 1))
+        self._jump = self._early | (at & at_jump)
+        return np.asarray(self._jump | (self.phase == BURST) | self._looking)
+
+    def _look(self, view: View, aimed: Floats) -> None:
+        """Jump where the curves promise clearly more: in the middle of a burst, and, while holding, now and then.
+
+        Where holding has nothing to jump for, it tries a short burst.
+        """
+        assert self.track is not None
+        track, c = self.track, self.config
+        again = self._bound & (self.phase == BURST) & (self._left > 0) & (self._left % c.review == 0)
+        if not (self._looking | again).any():
+            return
+        gain = expected_gain(view, track.curves, aimed)
+        self._again_jump = again & (gain > c.worth)
+        # The next look comes later, unless this one finds something.
+        self._held[self._looking] = 0
+        self._wait[self._looking] = np.minimum(2 * self._wait[self._looking], c.longest)
+        self._look_jump = self._looking & (gain > c.worth)
+        self.phase[self._look_jump] = CONFIRM
+        self._wait[self._look_jump] = self.config.look
+        if self.has_agent:
+            self._begin_burst(self._looking & ~self._look_jump & self._bound, self.config.again)
