@@ -67,7 +67,9 @@ def best_moves_of_one(
     """
     value, best, due, gain = [], [], -math.floor((room + 1e-9) * quanta), 0.0
     for of_moves, are_fine, each in zip(q, fine, weight, strict=True):
-        values = [v if is_fine else NEVER for v, is_fine in zip(of_moves, are_fine, strict=True)]
+        values = of_moves
+        if are_fine is not _ALL:
+            values = [v if is_fine else NEVER for v, is_fine in zip(of_moves, are_fine, strict=True)]
         most, costs = max(values), _costs(each, quanta)
         move = values.index(most)
         if values.count(most) > 1:

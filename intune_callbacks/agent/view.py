@@ -161,11 +161,12 @@ def needed_of_one(one: SimpleNamespace, value: Sequence[float], window: Sequence
         window: by slot.
     """
     needed: float = one.memory
-    for i, is_buffer in enumerate(one.is_buffer):
-        now = one.value[i]
-        if is_buffer:
-            needed += max(value[i] - one.fill[i] * now, 0.0) * one.unit_memory[i]
-        else:
-            needed += max(value[i] - now, 0.0) * one.unit_memory[i]
-            needed += max(window[i] - one.fill[i] * one.window[i], 0.0) * one.item_memory[i]
+    for is_buffer, now, wide_now, fill, of_unit, of_item, then, wide in zip(
+        one.is_buffer, one.value, one.window, one.fill, one.unit_memory, one.item_memory, value, window, strict=True
+    ):
+        # Workers come on top of what is used; a buffer holds part of what it may.
+        if (more := then - fill * now if is_buffer else then - now) > 0.0:
+            needed += more * of_unit
+        if not is_buffer and (more := wide - fill * wide_now) > 0.0:
+            needed += more * of_item
     return needed
