@@ -90,7 +90,7 @@ validated = trainer.callback_metrics["val_loss"].item()
 tested = trainer.test(module, loader("test"), verbose=False)[0]
 again, _ = gathered(module.model)
 watched = InTuneCallback("observe", show_card=False, **often)
-_, resumed, later = fit([watched], sorted((out / "every").glob("epoch=0*"))[-1], late_ms=20 * rank)
+_, resumed, later = fit([watched], sorted((out / "every").glob("epoch=0*"))[-1], late_ms=60 * rank)
 result = {
     "losses": losses, "later": later, "val_loss": validated, "best": best.best_model_score.item(), "tested": tested,
     "kept": sorted(path.name for path in (out / "best").iterdir()), "ranks": tuned.report.get("ranks"),

@@ -95,8 +95,9 @@ class Opened:
         """Move the pointer into a plot, `along` 0..1 of its width, and return what the tooltip says."""
         plot = self.page.locator(f"#{figure} .nsewdrag").first
         plot.scroll_into_view_if_needed()
-        box, tip = plot.bounding_box(), self.page.locator("#tip")
-        for tries in range(50):  # a scroll that is still going on hides the tooltip until the pointer moves again
+        tip = self.page.locator("#tip")
+        for tries in range(50):  # a scroll that is still going on moves the plot away and hides the tooltip
+            box = plot.bounding_box()
             self.page.mouse.move(box["x"] + along * box["width"], box["y"] + 0.5 * box["height"] + tries % 2)
             self.page.wait_for_timeout(100)
             if tip.is_visible():
