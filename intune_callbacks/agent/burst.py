@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from intune_callbacks.agent.view import Floats, View, needed_of_one
 __all__ = ["Step", "gain_of_one", "step_of_one", "windows_of_one"]
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """A decision of the network for one pipeline.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 
-__all__ = ["NEVER", "QUANTA", "STAY", "STAY_FIRST", "STEPS", "allowed_of_one", "best_moves_of_one"]
+__all__ = ["LOST", "NEVER", "QUANTA", "STAY", "STAY_FIRST", "STEPS", "allowed_of_one", "best_moves_of_one"]
 
 STEPS = (-5.0, -1.0, 0.0, 1.0, 5.0)
 """Units per decision and stage (InTune, section 4.2)."""

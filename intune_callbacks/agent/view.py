@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from intune_callbacks.agent.lazy import Lazy
+
 __all__ = ["FIELDS", "Bools", "Floats", "Ints", "Number", "View", "needed_of_one"]
 
 Floats = NDArray[np.float64]
@@ -24,7 +26,7 @@ Number = TypeVar("Number", float, Floats)
 
 # Without slots: what several parts of a decision need of the same view is computed once and kept in the instance.
 @dataclass(frozen=True)
-class View:
+class View(Lazy):
     """N pipelines of S slots; arrays are [N, S] unless said otherwise. Memory is a share of the limit, 0..1.
 
     Args:
@@ -80,12 +82,8 @@ class View:
         view.__dict__["one"] = _one(numbers)
         return view
 
-    def __getattr__(self, name: str) -> NDArray[Any]:
-        """Return a field of what `of_one` made, as an array: most decisions ask for few of them."""
-        if name not in FIELDS:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        array = self.__dict__[name] = np.array([getattr(self.one, name)])
-        return array
+    def _made(self, name: str) -> NDArray[Any]:
+        return np.array([getattr(self.one, name)])
 
     @property
     def is_one(self) -> bool:
@@ -141,6 +139,7 @@ class View:
 
 FIELDS = tuple(f.name for f in fields(View))
 """Of a `View`, in order."""
+View.ARRAYS = FIELDS
 
 
 def _one(numbers: Sequence[Any]) -> SimpleNamespace:
