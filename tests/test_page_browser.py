@@ -94,15 +94,15 @@ class Opened:
     def point_at(self, figure: str, along: float) -> str:
         """Move the pointer into a plot, `along` 0..1 of its width, and return what the tooltip says."""
         plot = self.page.locator(f"#{figure} .nsewdrag").first
-        plot.scroll_into_view_if_needed()
         tip = self.page.locator("#tip")
         for tries in range(50):  # a scroll that is still going on moves the plot away and hides the tooltip
+            plot.scroll_into_view_if_needed()
             box = plot.bounding_box()
             self.page.mouse.move(box["x"] + along * box["width"], box["y"] + 0.5 * box["height"] + tries % 2)
             self.page.wait_for_timeout(100)
             if tip.is_visible():
                 break
-        assert tip.is_visible()
+        assert tip.is_visible(), (box, self.page.evaluate("[scrollY, innerHeight, document.body.scrollHeight]"))
         return str(tip.inner_text())
 
     def keep(self, name: str, **how: Any) -> None:
