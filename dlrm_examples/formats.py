@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dlrm_examples.blocks import BlockRef, Split, block_order, line_offsets, read_block, scan_blocks
 from dlrm_examples.compressed import Cursor, FrameRef, PieceRef, compression, read_frames, scan_compressed
 from dlrm_examples.criteo import parse_block
-from dlrm_examples.tsv import Block, Rows
+from dlrm_examples.tsv import Block, Rows, Select
 
 __all__ = [
     "Content",
@@ -29,6 +29,8 @@ __all__ = [
     "is_parquet",
     "packed",
     "parse",
+    "parse_selected",
+    "row_offsets",
     "scan",
     "unpacked",
 ]
@@ -50,6 +52,11 @@ class RowGroup:
 
     ref: RowGroupRef
     table: Any
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.ref.path
 
 
 Ref = BlockRef | PieceRef | FrameRef | RowGroupRef
@@ -103,6 +110,11 @@ class Reader:
         return read_row_group(ref)
 
 
+def row_offsets(content: Content) -> npt.NDArray[np.int64]:
+    """Return what a `Split` knows the rows by, [n]: a line's byte in its file, a Parquet row's number in its file."""
+    return line_offsets(content) if isinstance(content, Block) else content.ref.first_row + np.arange(content.ref.rows)
+
+
 def parse(
     content: Content, table_rows: Sequence[int], *, on_bad_row: str, split: Split, kernel: str | None = None
 ) -> Rows:
@@ -113,8 +125,25 @@ def parse(
         table_rows, on_bad_row, kernel: as for `criteo.parse_block`.
         split: which rows.
     """
-    path = content.path if isinstance(content, Block) else content.ref.path
-    select = (lambda offsets: split.select(path, offsets)) if split.test_fraction else None
+    select = (lambda offsets: split.select(content.path, offsets)) if split.test_fraction else None
+    return parse_selected(content, table_rows, on_bad_row=on_bad_row, select=select, kernel=kernel)
+
+
+def parse_selected(
+    content: Content,
+    table_rows: Sequence[int],
+    *,
+    on_bad_row: str = "error",
+    select: Select | None = None,
+    kernel: str | None = None,
+) -> Rows:
+    """Parse those rows that `select` chooses, and do little with the others.
+
+    Args:
+        content: what a `Reader` returned.
+        table_rows, on_bad_row, kernel: as for `criteo.parse_block`.
+        select: the rows' offsets, as of `row_offsets` -> which of them to parse [n] bool; all by default.
+    """
     if isinstance(content, Block):
         return parse_block(content, table_rows, on_bad_row=on_bad_row, select=select, kernel=kernel)
     from dlrm_examples.parquet import parse_row_group

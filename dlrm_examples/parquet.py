@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_examples.formats import RowGroup, RowGroupRef
+from dlrm_examples.formats import RowGroup, RowGroupRef, row_offsets
 from dlrm_examples.swar import PAD, hexadecimals, logarithms, padded
 from dlrm_examples.tsv import CATEGORIES, COLUMNS, DENSE, LONGEST_INTEGER, WIDTH, BadRow, Rows, Select, expected_in
 from intune_callbacks.errors import ConfigError, MissingPackage
@@ -95,8 +95,13 @@ def from_bytes(ref: RowGroupRef, data: bytes) -> RowGroup:
 
 def parse_row_group(content: RowGroup, table_rows: Sequence[int], on_bad_row: str, select: Select | None) -> Rows:
     """Do with a row group what `criteo.parse_block` does with a block; the lines' offsets are the rows' numbers."""
-    ref, columns = content.ref, content.table.columns
-    wrong = np.full(ref.rows, WIDTH, np.int64)
+    chosen, table = np.arange(content.ref.rows), content.table
+    if select is not None:
+        chosen = np.flatnonzero(select(row_offsets(content)))
+        # Copying rows is cheaper than converting them for nothing.
+        table = table if len(chosen) == content.ref.rows else table.take(pa.array(chosen))
+    columns = table.columns
+    wrong = np.full(len(chosen), WIDTH, np.int64)
 
     def refuse(column: int, bad: npt.NDArray[np.bool_]) -> None:
         if bad.any():
@@ -105,24 +110,22 @@ def parse_row_group(content: RowGroup, table_rows: Sequence[int], on_bad_row: st
     numbers, missing, bad = _whole_numbers(columns[0])
     refuse(0, bad | missing | (numbers < 0) | (numbers > 1))
     labels = numbers.astype(np.float32)
-    integers = np.empty((DENSE, ref.rows), np.int64)
+    integers = np.empty((DENSE, len(chosen)), np.int64)
     for column in range(DENSE):
         integers[column], _, bad = _whole_numbers(columns[1 + column])
         refuse(1 + column, bad | (np.abs(integers[column]) >= 10**LONGEST_INTEGER))
     dense = np.ascontiguousarray(logarithms(np.maximum(integers, 0)).T)
-    categories = np.empty((ref.rows, CATEGORIES), np.int32)
+    categories = np.empty((len(chosen), CATEGORIES), np.int32)
     for column, modulus in enumerate(table_rows):
         hashes, bad = _hashes(columns[1 + DENSE + column])
         refuse(1 + DENSE + column, bad)
         categories[:, column] = hashes % np.uint32(modulus)
-    chosen = None if select is None else select(ref.first_row + np.arange(ref.rows))
     good = wrong == WIDTH
-    refused = np.flatnonzero(~good if chosen is None else ~good & chosen)
+    refused = np.flatnonzero(~good)
     if len(refused) and on_bad_row == "error":
-        raise _bad_row(content, int(refused[0]), int(wrong[refused[0]]))
+        raise _bad_row(content, int(chosen[refused[0]]), int(wrong[refused[0]]))
     rows = Rows(labels, dense, categories, len(refused))
-    kept = good if chosen is None else good & chosen
-    return rows if kept.all() else rows.take(kept)
+    return rows.take(good) if len(refused) else rows
 
 
 def _whole_numbers(column: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -155,11 +158,14 @@ def _hashes(column: Any) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]
     _, offsets, data = dictionary.buffers()
     wide = np.int64 if pa.types.is_large_string(dictionary.type) else np.int32
     ends = np.frombuffer(offsets, wide)[dictionary.offset :][: len(dictionary) + 1].astype(np.int64) + PAD
+    # One entry more, empty, for rows without a value.
+    begins, ends = np.append(ends[:-1], PAD), np.append(ends[1:], PAD)
     _, words = padded(data.to_pybytes() if data is not None else b"")
-    numbers, bad = hexadecimals(words, ends[:-1], ends[1:])
-    # One entry more, for rows without a value.
     which = array.indices.fill_null(len(dictionary)).to_numpy(zero_copy_only=False)
-    return np.append(numbers, np.uint32(0))[which], np.append(bad, False)[which] if bad.any() else np.zeros(1, np.bool_)
+    if len(which) < len(begins):
+        return hexadecimals(words, begins[which], ends[which])
+    numbers, bad = hexadecimals(words, begins, ends)
+    return numbers[which], bad[which] if bad.any() else np.zeros(1, np.bool_)
 
 
 def _plain(column: Any) -> Any:

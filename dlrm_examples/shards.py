@@ -3,7 +3,8 @@
     references -> read -> place -> parse -> Share -> collate -> Prefetcher
 
 Of every batch of B rows, exactly the batch `pipeline.build` gives at that place, rank r of W gets the rows r B / W to
-(r + 1) B / W - 1. Every rank reads all blocks, but parses its own rows only: reading is cheap, parsing is not.
+(r + 1) B / W - 1. Every rank reads all blocks, but parses its own rows only: reading text is cheap, parsing is not. Of
+Parquet every rank also decodes all row groups, since Arrow decodes no less, and converts its own rows only.
 The state is the same on all ranks, and does not depend on how many they are.
 """
 
@@ -21,11 +22,10 @@ from torchdata.nodes import BaseNode, ParallelMapper, Prefetcher
 
 from dlrm_examples.arguments import checked
 from dlrm_examples.blocks import Split, row_order
-from dlrm_examples.criteo import parse_block
-from dlrm_examples.formats import count_rows, is_parquet, scan
+from dlrm_examples.formats import count_rows, parse_selected, row_offsets, scan
 from dlrm_examples.pipeline import CriteoLoader
 from dlrm_examples.stages import Read, References, Task, collate
-from dlrm_examples.tsv import Block, Rows
+from dlrm_examples.tsv import Rows
 from intune_callbacks.config import number_problem
 from intune_callbacks.errors import ConfigError
 
@@ -42,7 +42,7 @@ class Placed:
         task: the block.
         first: number of its first row.
         end: number of the row after its last one.
-        content: the byte offsets of its rows [rows], then this rank's `Rows` in the order of the stream.
+        content: the offsets of its rows [rows], then this rank's `Rows` in the order of the stream.
     """
 
     task: Task
@@ -53,7 +53,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class ReadRows:
-    """Read a block and find which of its lines are rows of the split."""
+    """Read a block, or a row group, and find which of its rows are of the split."""
 
     __name__: ClassVar[str] = "read"
     read: Read
@@ -61,11 +61,8 @@ class ReadRows:
 
     def __call__(self, task: Task) -> tuple[Task, npt.NDArray[np.int64]]:
         read = self.read(task)
-        block: Block = read.content
-        newlines = np.flatnonzero(np.frombuffer(block.data, np.uint8)[:-1] == ord("\n")) if block.data else ()
-        starts = np.concatenate(([0], np.asarray(newlines, np.int64) + 1)) + block.offset
-        rows = starts[self.split.select(block.path, starts)] if block.data else starts[:0]
-        return read, rows
+        offsets = row_offsets(read.content)
+        return read, offsets[self.split.select(read.content.path, offsets)]
 
 
 class Place(BaseNode[Placed]):  # type: ignore[misc]
@@ -108,9 +105,11 @@ class ParseShare:
         positions = np.arange(placed.first, placed.end)
         own = order[positions % self.batch_size // share == self.rank]
         wanted = np.sort(offsets[own])
-        rows = parse_block(task.content, self.table_rows, select=lambda lines: np.isin(lines, wanted))
-        # Parsed in the order of the file: back to that of the stream.
-        return Placed(task, placed.first, placed.end, rows.take(np.argsort(np.argsort(own))))
+        rows = parse_selected(task.content, self.table_rows, select=lambda lines: np.isin(lines, wanted))
+        # Parsed in the order of the file: back to that of the stream. The text, or the row group, is done with.
+        return Placed(
+            Task(task.epoch, task.index, None), placed.first, placed.end, rows.take(np.argsort(np.argsort(own)))
+        )
 
 
 class Share(BaseNode[tuple[Rows, ...]]):  # type: ignore[misc]
@@ -198,13 +197,13 @@ def build(
     read_latency_ms: float = 0.0,
     block_bytes: int = 1 << 18,
 ) -> CriteoLoader:
-    """Return a rank's loader over Criteo TSV files, also compressed ones; each ``iter()`` is one epoch.
+    """Return a rank's loader over Criteo files; each ``iter()`` is one epoch.
 
     The training split is shuffled and its last smaller batch left out; the test split is neither. A malformed row is
     an error on the rank whose row it is.
 
     Args:
-        paths: the files, the same on all ranks.
+        paths: the files, as for `pipeline.build`, the same on all ranks.
         batch_size: rows per batch of all ranks together.
         rank: this rank, from 0.
         world: how many ranks there are; they share a batch equally.
@@ -224,7 +223,6 @@ def build(
             paths, batch_size, table_rows, split, test_fraction, seed, workers, prefetch, read_latency_ms, block_bytes,
             "error", None, stages=STAGES,
         )  # fmt: skip
-        problems += [f"{file}: expected text; ranks do not share Parquet files" for file in files if is_parquet(file)]
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if problems:

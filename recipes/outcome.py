@@ -100,7 +100,7 @@ class Marks:
 
 
 def files(config: Config) -> list[Path]:
-    """Return the Criteo TSV files to read; without `data`, generate them beside the run directory.
+    """Return the Criteo files to read; without `data`, generate them beside the run directory.
 
     Raises:
         ConfigError: the directory holds no file.

@@ -162,7 +162,7 @@ class Config:
     Args:
         framework: ``lightning`` or ``keras``; Keras's backend is the one ``KERAS_BACKEND`` names.
         seed: of the generated rows, the split, the order of the rows and the model's first weights.
-        data: a Criteo TSV file or a directory of them; None generates `rows` rows.
+        data: a Criteo file, of any format in `docs/criteo.md`, or a directory of them; None generates `rows` rows.
         rows: generated rows; not used when `data` is given.
         batch_size: samples per step, over all devices.
         test_frac: share of the rows held out for the AUC, 0..1, drawn at random.

@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 from dlrm_examples.blocks import Split
 from dlrm_examples.compressed import FrameRef, PieceRef, scan_compressed
 from dlrm_examples.convert import SUFFIXES, convert, main
-from dlrm_examples.formats import Reader, count_rows, epoch_order, packed, parse, scan, unpacked
+from dlrm_examples.formats import (
+    Reader,
+    count_rows,
+    epoch_order,
+    packed,
+    parse,
+    parse_selected,
+    row_offsets,
+    scan,
+    unpacked,
+)
 from dlrm_examples.tsv import COLUMNS, BadRow, Block, Rows, parse_block_slowly
 from intune_callbacks.errors import ConfigError
 from tests.dlrm_rows import rows_text
@@ -81,6 +91,23 @@ def test_contents_can_be_sent_as_bytes(source: Path, tmp_path: Path, target: str
         sent = unpacked(ref, *packed(content))
         one, other = (parse(each, MODULI, on_bad_row="error", split=ALL) for each in (content, sent))
         assert all(np.array_equal(a, b) for a, b in zip(joined([one]), joined([other]), strict=True))
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+def test_chosen_rows_are_those_of_the_whole(source: Path, tmp_path: Path, target: str) -> None:
+    """None, one, few, most and all rows; their categories are nearly all different."""
+    need(target)
+    reader, random = Reader(), np.random.default_rng(0)
+    for ref in scan([convert(source, tmp_path, target, group_rows=300)], 50_000):
+        content = reader(ref)
+        offsets, everything = row_offsets(content), parse(content, MODULI, on_bad_row="error", split=ALL)
+        assert len(offsets) == len(everything)
+        for wanted in (0, 1, len(offsets) // 9, len(offsets) - len(offsets) // 9, len(offsets)):
+            chosen = np.sort(random.permutation(len(offsets))[:wanted])
+            rows = parse_selected(content, MODULI, select=lambda found, own=offsets[chosen]: np.isin(found, own))
+            for got, right in zip(joined([rows]), joined([everything.take(chosen)]), strict=True):
+                assert got.dtype == right.dtype
+                assert np.array_equal(got, right)
 
 
 def whole(refs: list[Any], order: list[int]) -> bytes:
@@ -256,7 +283,7 @@ def test_bad_rows_of_the_other_split_are_nobodys_concern(tmp_path: Path) -> None
     for seed in range(20):
         sides = [Split(name, 0.5, seed) for name in ("train", "test")]
         mine = int(sides[1].select(str(path), np.array([6]))[0])
-        with pytest.raises(BadRow):
+        with pytest.raises(BadRow, match="row group 0, row 6 of it, C2: found 'bad'"):
             read_all(path, sides[mine])
         read_all(path, sides[1 - mine])
 

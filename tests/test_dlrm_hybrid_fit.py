@@ -19,6 +19,7 @@ if importlib.util.find_spec("torchrec") is None:  # imported by the ranks only
 
 import recipes  # noqa: E402
 from dlrm_examples import pipeline  # noqa: E402
+from dlrm_examples.convert import convert  # noqa: E402
 from dlrm_examples.generate import generate  # noqa: E402
 from dlrm_examples.lightning_module import DLRMModule  # noqa: E402
 from dlrm_examples.metrics import evaluate  # noqa: E402
@@ -161,9 +162,13 @@ def small(name: str, folder: Path, *overrides: str) -> Config:
     return load(recipes.source(name), [*SMALL, f"run_dir={folder / 'runs' / name}", *overrides]).config
 
 
-def test_the_recipe_learns_what_one_process_learns(tmp_path: Path) -> None:
-    expected = runner.train(small("dlrm-lightning", tmp_path), "off", "test")
-    words = [*SMALL, f"run_dir={tmp_path / 'runs' / 'hybrid'}", "trainer.devices=2", "trainer.accelerator=cpu"]
+def test_the_recipe_learns_from_parquet_what_one_process_learns(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for path in generate(tmp_path / "text", rows=4000, shards=2, seed=1):
+        convert(path, tmp_path / "data", "parquet", group_rows=500)
+    data = f"data={tmp_path / 'data'}"
+    expected = runner.train(small("dlrm-lightning", tmp_path, data), "off", "test")
+    words = [*SMALL, data, f"run_dir={tmp_path / 'runs' / 'hybrid'}", "trainer.devices=2", "trainer.accelerator=cpu"]
     run = subprocess.run(
         [sys.executable, "-m", "intune_callbacks.cli", "run", "dlrm-lightning-hybrid", *words],
         capture_output=True,
