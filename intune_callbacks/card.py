@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from intune_callbacks.report import card_rows, end_card
+from intune_callbacks.spelling import ARROW, COLOURS
 
 __all__ = ["show"]
-
-COLOURS = {"input-bound": "red", "balanced": "green", "compute-bound": "green", "too short": "yellow"}
 
 
 def show(report: Mapping[str, Any], folder: Path | None = None) -> None:
@@ -52,8 +51,8 @@ def _panel(report: Mapping[str, Any], folder: Path | None) -> Any:
     (name, head), *rows = card_rows(report, folder)
     verdict, _, facts = head.partition("  ")
     first = Text()
-    for word in verdict.partition(" -> "):
-        first.append(word, f"bold {COLOURS.get(word.lower(), 'default')}" if word != " -> " else "default")
+    for word in verdict.partition(ARROW):
+        first.append(word, f"bold {COLOURS.get(word.lower(), 'default')}" if word != ARROW else "default")
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")

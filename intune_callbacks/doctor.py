@@ -11,6 +11,7 @@ import psutil
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.monitor.resources import MachineProbe, affinity
 from intune_callbacks.pipelines import tf_build
+from intune_callbacks.spelling import percent
 from intune_callbacks.types import Probe
 
 __all__ = ["Finding", "examine", "text"]
@@ -106,7 +107,7 @@ def _machine(probe: Probe) -> list[Finding]:
     if now.gpu_utilisation is None:
         found.append(Finding("GPU", "ok", "none seen: data wait is measured, the GPU's idle time is not"))
     else:
-        found.append(Finding("GPU", "ok", f"{now.gpu_utilisation:.0%} busy"))
+        found.append(Finding("GPU", "ok", f"{percent(now.gpu_utilisation)} busy"))
     return found
 
 

@@ -15,6 +15,7 @@ from intune_callbacks.page.commands import at_the_end
 from intune_callbacks.ranks import exchange
 from intune_callbacks.report import build_report, versions, write_report
 from intune_callbacks.saved import WarmStart, write_found
+from intune_callbacks.spelling import short_percent
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Observation, Stage
 
@@ -126,8 +127,8 @@ class TunedFit:
 
     def note_wait(self, seen: Observation) -> None:
         """Bring `waited` up to date."""
-        first = self.waited.partition(">")[0] if self.waited is not None else f"{seen.wait_frac:.0%}"
-        self.waited = f"{first}>{seen.wait_frac:.0%}"
+        first = self.waited.partition(">")[0] if self.waited is not None else short_percent(seen.wait_frac)
+        self.waited = f"{first}>{short_percent(seen.wait_frac)}"
 
     def give_up(self, where: str, error: BaseException) -> None:
         """Freeze the allocation where it is and say so once; training goes on."""

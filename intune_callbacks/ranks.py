@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from intune_callbacks.spelling import amount, quantity
+
 __all__ = ["compare", "exchange", "place"]
 
 WAIT_S = 5.0
@@ -80,11 +82,12 @@ def compare(ranks: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
     longest_s = known[worst][0]
     others_s = median(wait_s for rank, (wait_s, _) in enumerate(known) if rank != worst)
     if longest_s - others_s <= NOTABLE_FRAC * median(step_s for _, step_s in known):
-        return found | {"line": f"level: each waits {others_s * 1e3:.3g} to {longest_s * 1e3:.3g} ms a step for data"}
+        most = quantity(longest_s, "ms")
+        return found | {"line": f"level: each waits {amount(others_s * 1e3)} to {most} a step for data"}
     return found | {
         "straggler": worst,
-        "line": f"rank {worst} keeps the others waiting: {longest_s * 1e3:.3g} ms a step for its data, "
-        f"theirs {others_s * 1e3:.3g} ms",
+        "line": f"rank {worst} keeps the others waiting: {quantity(longest_s, 'ms')} a step for its data, "
+        f"theirs {quantity(others_s, 'ms')}",
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from intune_callbacks.advice import to_set
 from intune_callbacks.files import write_whole
+from intune_callbacks.spelling import allocation, amount, headline, in_short, memory, percent, reason_why, warm_start
 
 __all__ = ["build_report", "card_rows", "end_card", "versions", "write_report"]
 
@@ -110,27 +111,16 @@ def card_rows(report: Mapping[str, Any], folder: Path | None = None) -> list[tup
         report: what `build_report` gave.
         folder: where the run wrote its files, if it did.
     """
-    before, after = report["before"], report["after"]
-    changes, settled_s = report["changes"], report["settled_after_s"]
-    first, last = before["verdict"].upper(), after["verdict"].upper()
-    facts = [_duration(report["wall_s"]), _count(changes, "change") if changes else "nothing was changed"]
-    if settled_s is not None:
-        facts.append(f"settled after {_duration(settled_s)}")
-    if report["frozen"]:
-        facts.append("frozen")
-    fed = after["verdict"] in ("compute-bound", "balanced") and not changes
-    rows = [
-        ("InTune", f"{first} -> {last}  {', '.join(facts)}" if first != last else f"{last}  {', '.join(facts)}"),
-        ("why", "the input pipeline is not the bottleneck; nothing was changed" if fed else report["why"]),
-    ]
+    before, after, changes = report["before"], report["after"], report["changes"]
+    rows = [("InTune", f"{headline(report)}  {in_short(report)}"), ("why", reason_why(report))]
     if changes:
-        left = f"   headroom left {_percent(after['headroom'])}" if after["headroom"] is not None else ""
+        left = f"   headroom left {percent(after['headroom'])}" if after["headroom"] is not None else ""
         rows.append(("before", _line(before, report["stages"], "first")))
         rows.append(("after", f"{_line(after, report['stages'], 'current')}{left}"))
     else:
         rows.append(("now", _line(after, report["stages"], "current")))
-    if warm := report.get("warm_start"):
-        rows.append(("warm", f"{'' if warm['used'] else 'not '}started from {warm['from']}: {warm['why']}"))
+    if warm := warm_start(report.get("warm_start")):
+        rows.append(("warm", warm))
     if report.get("ranks"):
         rows.append(("ranks", report["ranks"]["line"]))
     if report["frozen"]:
@@ -174,11 +164,11 @@ def _next(summary: Mapping[str, Any], note: str | None) -> str:
 
 def _line(side: Mapping[str, Any], stages: list[Mapping[str, Any]], which: str) -> str:
     rate = side["throughput_samples_per_s"]
-    parts = [f"{_grouped(rate)} samples/s" if rate is not None else "not measured", _wait(side)]
+    parts = [f"{amount(rate)} samples/s" if rate is not None else "not measured", _wait(side)]
     parts.append(_allocation(stages, which))
     used, limit = side["memory_used_bytes"], side["memory_limit_bytes"]
     if used is not None and limit:
-        parts.append(f"RAM {used / 1e9:.1f} of {limit / 1e9:.0f} GB")
+        parts.append(f"RAM {memory(used, limit)}")
     return "   ".join(part for part in parts if part)
 
 
@@ -187,42 +177,22 @@ def _wait(side: Mapping[str, Any]) -> str:
         return ""
     idle = side.get("exposed_wait_frac")
     # A blocked loop does no harm while the GPU still has work, and the verdict goes by the GPU.
-    return f"wait {_percent(side['wait_frac'])}" + (f" (GPU idle {_percent(idle)})" if idle is not None else "")
+    return f"wait {percent(side['wait_frac'])}" + (f" (GPU idle {percent(idle)})" if idle is not None else "")
 
 
 def _allocation(stages: list[Mapping[str, Any]], which: str) -> str:
     """Workers and depths; a window only where it changed while its workers did not."""
     moved = {entry["name"] for entry in stages if entry["first"] != entry["current"]}
     windows = {
-        entry["window_of"]: f" (window {entry[which]})"
+        entry["window_of"]: entry[which]
         for entry in stages
         if entry["name"] in moved and entry["window_of"] is not None and entry["window_of"] not in moved
     }
-    shown = [entry for entry in stages if entry["window_of"] is None]
-    return " · ".join(f"{entry['name']} {entry[which]}{windows.get(entry['name'], '')}" for entry in shown)
+    return allocation({entry["name"]: entry[which] for entry in stages if entry["window_of"] is None}, windows)
 
 
 def _where(source: str) -> str:
     return {"argument": "the argument", "recipe": "the recipe", "command line": "the command line"}.get(source, source)
-
-
-def _percent(frac: float) -> str:
-    return f"{100 * frac:.0f} %"
-
-
-def _grouped(value: float) -> str:
-    return f"{value:,.0f}".replace(",", " ") if value >= 100 else f"{value:.3g}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _duration(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {int(seconds % 60)} s" if minutes else f"{seconds:.0f} s"
 
 
 def versions() -> dict[str, str]:

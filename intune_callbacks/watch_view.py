@@ -7,11 +7,11 @@ from typing import Any
 
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.follow import Rank
+from intune_callbacks.spelling import COLOURS, UNKNOWN, allocation, amount, changed, memory, percent
 
 __all__ = ["line", "live", "sparkline", "view"]
 
 BARS = "▁▂▃▄▅▆▇█"
-COLOURS = {"input-bound": "red", "balanced": "green", "compute-bound": "green", "too short": "yellow"}
 PANELS = 4
 
 
@@ -30,11 +30,10 @@ def line(rank: Rank, decision: Mapping[str, Any]) -> str:
 
 def change(decision: Mapping[str, Any]) -> str:
     """Return what a decision changed, or would change, and why."""
-    before, after = decision["before"], decision["after"]
-    moved = [f"{name} {before[name]} -> {after[name]}" for name in after if before.get(name) != after[name]]
+    moved = changed(decision["before"], decision["after"])
     if not moved and decision["granted"] and not decision["applied"]:
-        moved = ["would set " + ", ".join(f"{name} {value}" for name, value in decision["granted"].items())]
-    return ": ".join(filter(None, [", ".join(moved), decision["reason"]]))
+        moved = "would set " + ", ".join(f"{name} {value}" for name, value in decision["granted"].items())
+    return ": ".join(filter(None, [moved, decision["reason"]]))
 
 
 def sparkline(values: Sequence[float | None], most: float | None = None) -> str:
@@ -125,23 +124,18 @@ def _coloured(kind: str, rest: str) -> Any:
 
 
 def _allocation(values: Mapping[str, int]) -> str:
-    return " · ".join(
-        f"{name} {value}" + (f" (window {values[f'{name}.window']})" if f"{name}.window" in values else "")
-        for name, value in values.items()
-        if not name.endswith(".window")
-    )
+    windows = {name.removesuffix(".window"): value for name, value in values.items() if name.endswith(".window")}
+    return allocation({name: n for name, n in values.items() if not name.endswith(".window")}, windows)
 
 
 def _memory(seen: Mapping[str, Any]) -> str:
     used, limit = seen["memory_used_bytes"], seen["memory_limit_bytes"]
-    return f"{used / 1e9:.1f} of {limit / 1e9:.0f} GB" + (f" ({_percent(used / limit)})" if limit else "")
+    return memory(used, limit) + (f" ({percent(used / limit)})" if limit else "")
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return "?"
-    return f"{value:,.0f}".replace(",", " ") if value >= 100 else f"{value:.3g}"
+    return amount(value, UNKNOWN)
 
 
-def _percent(frac: float | None) -> str:
-    return "?" if frac is None else f"{100 * frac:.0f} %"
+def _percent(share: float | None) -> str:
+    return percent(share, UNKNOWN)

@@ -7,6 +7,7 @@ from typing import Any
 from intune_callbacks.card import show
 from intune_callbacks.page.commands import at_the_end
 from intune_callbacks.report import write_report
+from intune_callbacks.spelling import amount, percent
 from recipes import runner
 from recipes.config import Resolved
 from recipes.outcome import result_table
@@ -51,7 +52,7 @@ def compare(untuned: runner.Outcome, tuned: runner.Outcome) -> dict[str, Any]:
     # The tuner knows no window of an allocation it reached at the very end; its stages are up to date.
     report["after"]["allocation"] = {stage["name"]: stage["current"] for stage in report["stages"]}
     if tuned.report["before"]["verdict"] == "too short":
-        report["why"] = f"untuned, the trainer waited {untuned.steady['wait_frac']:.0%} of the time for data"
+        report["why"] = f"untuned, the trainer waited {percent(untuned.steady['wait_frac'])} of the time for data"
     return {
         **report,
         "verdict": report["after"]["verdict"],
@@ -64,4 +65,4 @@ def compare(untuned: runner.Outcome, tuned: runner.Outcome) -> dict[str, Any]:
 
 def _figures(steady: dict[str, Any]) -> str:
     wait, speed = steady["wait_frac"], steady["throughput_samples_per_s"]
-    return f"{speed:,.0f} samples/s, waited for data {wait:.0%} of the time".replace(",", " ", 1)
+    return f"{amount(speed)} samples/s, waited for data {percent(wait)} of the time"

@@ -16,6 +16,7 @@ from intune_callbacks.errors import ConfigError
 from intune_callbacks.history import describe
 from intune_callbacks.monitor.resources import MachineProbe
 from intune_callbacks.report import build_report
+from intune_callbacks.spelling import amount
 from intune_callbacks.types import Observation, Stage
 from recipes.config import Config
 from recipes.sections import HASHED
@@ -192,7 +193,7 @@ def result_table(outcome: Outcome) -> str:
     test = {"auc": outcome.report["auc"], **outcome.report.get("test", {})}
     quality = {"AUC": "auc", "accuracy": "accuracy", "log loss": "log_loss"}
     cells = {title: f"{test[key]:.4f}" for title, key in quality.items() if key in test}
-    cells["samples/s"] = f"{outcome.steady['throughput_samples_per_s']:,.0f}".replace(",", " ")
+    cells["samples/s"] = amount(outcome.steady["throughput_samples_per_s"])
     cells["data wait"] = f"{outcome.steady['wait_frac']:.1%}"
     return "\n".join("".join(f"{word:<11}" for word in line).rstrip() for line in (cells, cells.values()))
 

@@ -25,6 +25,7 @@ LEVELS = {
     "files": 1,
     "fingerprint": 1,
     "plain_yaml": 1,
+    "spelling": 1,
     "pipelines": 2,
     "monitor": 3,
     "agent": 3,

@@ -13,6 +13,7 @@ from intune_callbacks.agent.model import demand_batches_per_s, is_input_bound, o
 from intune_callbacks.agent.phases import ShellConfig
 from intune_callbacks.config import POLICIES, choice_problem
 from intune_callbacks.errors import ConfigError
+from intune_callbacks.spelling import percent
 from intune_callbacks.types import Allocation, Observation, Policy, Proposal, Stage
 
 __all__ = ["ClosedForm", "EvenSplit", "HillClimb", "ModelJump", "make_policy"]
@@ -64,7 +65,7 @@ class ClosedForm:
         now = predict(fits, stages, {}, cpus, demand)
         worth = is_input_bound(observation) and target.rate >= WORTH * now
         if not worth and not over_budget(fits, stages, cpus):
-            return Proposal(reason=f"no allocation promises {WORTH - 1:.0%} more", settled=True)
+            return Proposal(reason=f"no allocation promises {percent(WORTH - 1)} more", settled=True)
         return Proposal(
             target.allocation,
             f"{target.rate:.3g} batches/s expected instead of {now:.3g}, limited by {target.limit}",

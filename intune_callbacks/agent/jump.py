@@ -21,6 +21,7 @@ from intune_callbacks.agent.model import (
     waiting,
 )
 from intune_callbacks.agent.ordering import window_for
+from intune_callbacks.spelling import percent
 from intune_callbacks.types import Allocation, Observation, Proposal
 
 __all__ = ["WORTH", "ModelJump", "changed_cpus"]
@@ -141,7 +142,7 @@ class ModelJump:
         trim = self._may_trim and self._jumps > 0 and gain >= 0.99 and self._is_leaner(target, observation)
         worth = gain >= WORTH or trim
         if not must and not (worth and is_input_bound(observation)):
-            return self._hold(observation, f"no allocation promises {WORTH - 1:.0%} more")
+            return self._hold(observation, f"no allocation promises {percent(WORTH - 1)} more")
         if target.allocation == self._asked:
             return self._hold(observation, "more was asked for and not granted")
         self._asked = target.allocation
@@ -207,7 +208,9 @@ class ModelJump:
         self._starved_windows = self._starved_windows + 1 if lost > self._held_wait + 0.1 else 0
         if is_input_bound(observation) and (slower or self._starved_windows >= DROP_WINDOWS):
             self._wake(observation)
-            return Proposal(reason=f"woken: {observation.batches_per_s:.3g} batches/s, {lost:.0%} waiting: measuring")
+            return Proposal(
+                reason=f"woken: {observation.batches_per_s:.3g} batches/s, {percent(lost)} waiting: measuring"
+            )
         self._idle_windows = 0 if is_input_bound(observation) else self._idle_windows + 1
         if self._idle_windows >= IDLE_WINDOWS and self._may_shed:
             return self._shed(observation, now)

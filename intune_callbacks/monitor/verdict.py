@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from intune_callbacks.spelling import percent
 from intune_callbacks.types import Observation
 
 __all__ = ["Thresholds", "Verdict", "VerdictKind", "settle", "verdict"]
@@ -90,7 +91,7 @@ def settle(
     on_gpu = len(exposed) == len(observations)
     wait_frac = median(exposed) if on_gpu else median(o.wait_frac for o in observations)
     headroom = wait_frac / (1.0 - min(wait_frac, thresholds.most_wait_frac))
-    who = f"the {'GPU stood idle' if on_gpu else 'trainer waited'} {100 * wait_frac:.0f} % of each step"
+    who = f"the {'GPU stood idle' if on_gpu else 'trainer waited'} {percent(wait_frac)} of each step"
 
     if wait_frac >= thresholds.input_bound_wait_frac:
         stage = _guilty(observations, thresholds)

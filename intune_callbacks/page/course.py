@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from intune_callbacks.page.words import changed, number
+from intune_callbacks.spelling import PAGE_ARROW, changed, number
 
 __all__ = ["ADVISED", "CHANGED", "REFUSED", "TAKEN_BACK", "Column", "Course", "Event", "averaged", "course_of", "thin"]
 
@@ -149,10 +149,10 @@ def _events(lines: Sequence[Mapping[str, Any]]) -> Iterable[Event]:
         if line.get("applied"):
             kinds.insert(0, TAKEN_BACK if previous is not None and after == previous else CHANGED)
             # To and fro and to again are a change, its undoing and another change.
-            previous, change = before if kinds[0] == CHANGED else None, changed(before, after)
+            previous, change = before if kinds[0] == CHANGED else None, changed(before, after, PAGE_ARROW)
         elif granted:
             kinds.insert(0, ADVISED)
-            change = changed(before, granted)
+            change = changed(before, granted, PAGE_ARROW)
         yield Event(tuple(kinds), change, str(line.get("reason") or ""), "; ".join(vetoes), number(line.get("effect")))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from intune_callbacks.page.course import Column, Course, averaged, thin
 from intune_callbacks.page.plot import DASHES, Figure, Plot, colour, marks
-from intune_callbacks.page.words import number
+from intune_callbacks.spelling import number
 
 __all__ = ["Drawing", "draw", "draw_together"]
 

@@ -11,15 +11,22 @@ from intune_callbacks.page.course import Course
 from intune_callbacks.page.plot import SIGNS, Figure
 from intune_callbacks.page.runs import Run
 from intune_callbacks.page.sides import Row, allocation_line
-from intune_callbacks.page.words import (
+from intune_callbacks.spelling import (
+    PAGE_ARROW,
+    TONES,
     amount,
-    arrow,
     duration,
+    four_digits,
     headline,
+    in_short,
     number,
+    percent,
     quantity,
+    ratio,
     reason_why,
     setting,
+    short_percent,
+    stage_value,
     warm_start,
 )
 
@@ -33,13 +40,6 @@ LATELY = 20
 def verdict(run: Run, name: str) -> str:
     """Return the head of the page: what was found, why, and what to do, in the words of the end card."""
     report = run.report
-    changes, settled_s = report["changes"], report["settled_after_s"]
-    told = [duration(report["wall_s"])]
-    told.append(f"{changes} change{'s' * (changes != 1)}" if changes else "nothing was changed")
-    if settled_s is not None:
-        told.append(f"settled after {duration(settled_s)}")
-    if report["frozen"]:
-        told.append("frozen")
     said = {"why": reason_why(report)}
     if isinstance(report["ranks"], dict):
         said["ranks"] = str(report["ranks"].get("line", ""))
@@ -51,7 +51,7 @@ def verdict(run: Run, name: str) -> str:
     head = escape(headline(report)).replace("-&gt;", "<span class=arrow>-&gt;</span>")
     return (
         f'<p class=run>InTune <b>{escape(name)}</b></p><h1 class="{_tone(report)}">{head}</h1>'
-        f"<p class=told>{escape(', '.join(told))}</p><dl class=said>{rows}</dl>"
+        f"<p class=told>{escape(in_short(report))}</p><dl class=said>{rows}</dl>"
     )
 
 
@@ -87,7 +87,7 @@ def boxes(run: Run, course: Course) -> str:
             lines.append(("window", _moved(windows[name])))
         bars = [("busy", _lately(course.busy.get(name))), ("queue", _lately(course.fill.get(name)))]
         made.append(_box(name, "now" if now else "first" if first else "", flag, lines, bars))
-    fed = report["after"]["verdict"] in ("compute-bound", "balanced")
+    fed = _tone(report) == "good"
     steps = [("a step", quantity(report["after"]["model_s"], "ms"))]
     waits = [("waits", number(report["after"]["wait_frac"]))]
     limited = report["after"]["verdict"] == "compute-bound"
@@ -157,7 +157,7 @@ def decisions(course: Course) -> str:
         signs = " ".join(f"{SIGNS[kind][1]} {kind}" for kind in event.kinds)
         parts = [event.change, event.reason, f"refused: {event.refused}" if event.refused else ""]
         text = "<br>".join(escape(part[:LONGEST]) for part in parts if part)
-        effect = f"× {event.effect:.2f}" if event.effect is not None else ""
+        effect = ratio(event.effect) if event.effect is not None else ""
         time = duration(course.at_s[index])
         rows.append(f"<tr><td>{time}</td><td>{escape(signs)}</td><td class=text>{text}</td><td>{effect}</td></tr>")
     heads = ("at", "what", "why", "samples/s then")
@@ -175,7 +175,7 @@ def facts(report: Mapping[str, Any]) -> str:
         found["memory soft limit"] = f"{quantity(soft, '%')} of the limit"
     found |= {"steps": amount(report["steps"]), "samples": amount(report["samples"])}
     if number(report["auc"]) is not None:
-        found["test AUC"] = f"{report['auc']:.4f}"
+        found["test AUC"] = four_digits(report["auc"])
     found |= {str(name): str(version) for name, version in report["versions"].items()}
     pairs = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in found.items())
     return f"<dl class=facts>{pairs}</dl>"
@@ -193,16 +193,16 @@ def _box(
     told = "".join(f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in lines)
     for key, share in bars:
         if share is not None:
-            percent = f"{min(max(share, 0.0), 1.0):.0%}"
-            bar = f'<i class=bar><i style="width:{percent}"></i></i>'
-            told += f"<div><dt>{key}</dt><dd>{bar}{percent.replace('%', ' %')}</dd></div>"
+            shown = min(max(share, 0.0), 1.0)
+            bar = f'<i class=bar><i style="width:{short_percent(shown)}"></i></i>'
+            told += f"<div><dt>{key}</dt><dd>{bar}{percent(shown)}</dd></div>"
     mark = f"<b class=flag>{flag}</b>" if flag else ""
     return f'<li class="{tone}">{mark}<h3>{escape(name)}</h3><dl>{told}</dl></li>'
 
 
 def _moved(stage: Mapping[str, Any]) -> str:
-    first, last = amount(stage["first"]), amount(stage["current"])
-    return last if first == last else arrow(first, last)
+    first, last = stage_value(stage["first"]), stage_value(stage["current"])
+    return last if first == last else f"{first}{PAGE_ARROW}{last}"
 
 
 def _lately(values: Sequence[float | None] | None) -> float | None:
@@ -211,5 +211,4 @@ def _lately(values: Sequence[float | None] | None) -> float | None:
 
 
 def _tone(report: Mapping[str, Any]) -> str:
-    last = report["after"]["verdict"]
-    return "good" if last in ("compute-bound", "balanced") else "bad" if last == "input-bound" else "open"
+    return TONES.get(report["after"]["verdict"], "open")

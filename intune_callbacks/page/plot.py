@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intune_callbacks.page.course import ADVISED, CHANGED, REFUSED, TAKEN_BACK, Column, Course
-from intune_callbacks.page.words import span
+from intune_callbacks.spelling import span
 
 __all__ = ["DASHES", "SIGNS", "Figure", "Plot", "colour", "marks", "shortened"]
 

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.page.words import number
+from intune_callbacks.spelling import number
 
 __all__ = ["HISTORY", "REPORT", "Run", "rank_folders", "read"]
 

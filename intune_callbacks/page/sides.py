@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from intune_callbacks.page.runs import Run
-from intune_callbacks.page.words import NOTHING, amount, duration, headline, number, quantity, setting, times
+from intune_callbacks.spelling import (
+    NOTHING,
+    allocation,
+    amount,
+    duration,
+    four_digits,
+    headline,
+    quantity,
+    setting,
+    times,
+    with_window,
+)
 
 __all__ = ["Row", "allocation_line", "before_and_after", "measured", "two_runs"]
 
@@ -77,7 +88,7 @@ def two_runs(first: Run, second: Run) -> list[Row]:
         rows.append(Row(name, duration(one[key]), duration(other[key]), "", "course"))
     rows.append(Row("steps", amount(one["steps"]), amount(other["steps"]), "", "course"))
     if one["auc"] is not None or other["auc"] is not None:
-        rows.append(Row("test AUC", _four_digits(one["auc"]), _four_digits(other["auc"]), "", "course"))
+        rows.append(Row("test AUC", four_digits(one["auc"]), four_digits(other["auc"]), "", "course"))
     rows += _differing("settings", _settings(one), _settings(other))
     rows += _differing("versions", one["versions"], other["versions"])
     return rows
@@ -90,7 +101,7 @@ def allocation_line(report: Mapping[str, Any], which: str) -> str:
         report: whole, as `runs.read` gives it.
         which: ``first`` or ``current``.
     """
-    return " · ".join(f"{stage['name']} {amount(stage[which])}" for stage in _shown(report))
+    return allocation({stage["name"]: stage[which] for stage in _shown(report)}, {})
 
 
 def _shown(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -104,7 +115,7 @@ def _named(stage: Mapping[str, Any]) -> str:
 
 def _with_window(stage: Mapping[str, Any], report: Mapping[str, Any], which: str) -> str:
     windows = [other[which] for other in report["stages"] if other["window_of"] == stage["name"]]
-    return f"{amount(stage[which])} (window {amount(windows[0])})" if windows else amount(stage[which])
+    return with_window(stage[which], windows[0] if windows else None)
 
 
 def _settings(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,11 +129,6 @@ def _settings(report: Mapping[str, Any]) -> dict[str, Any]:
 def _differing(group: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Row]:
     names = [name for name in dict.fromkeys([*one, *other]) if one.get(name) != other.get(name)]
     return [Row(str(name), _plain(one.get(name)), _plain(other.get(name)), "differs", group) for name in names]
-
-
-def _four_digits(value: object) -> str:
-    found = number(value)
-    return NOTHING if found is None else f"{found:.4f}"
 
 
 def _plain(value: object) -> str:

@@ -1,0 +1,211 @@
+"""How numbers, allocations and verdicts are spelled wherever a user reads them: card, watch, page, reports, reasons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = [
+    "ARROW",
+    "COLOURS",
+    "NOTHING",
+    "PAGE_ARROW",
+    "TONES",
+    "UNKNOWN",
+    "allocation",
+    "amount",
+    "changed",
+    "count",
+    "duration",
+    "four_digits",
+    "headline",
+    "in_short",
+    "memory",
+    "number",
+    "percent",
+    "quantity",
+    "ratio",
+    "reason_why",
+    "setting",
+    "short_percent",
+    "span",
+    "stage_value",
+    "times",
+    "warm_start",
+    "with_window",
+]
+
+NOTHING = "–"
+"""What is not known, in the cell of a table."""
+UNKNOWN = "?"
+"""The same in a line of words, where a dash would read as one."""
+TONES = {"input-bound": "bad", "balanced": "good", "compute-bound": "good", "too short": "open"}
+"""What a verdict says of the input."""
+COLOURS = {kind: {"bad": "red", "good": "green", "open": "yellow"}[tone] for kind, tone in TONES.items()}
+"""The same on a terminal."""
+ARROW = " -> "
+"""From one value to the next, in plain text."""
+PAGE_ARROW = "\u00a0→\u00a0"
+"""The same on the page, kept together at the end of a line."""
+SECONDS_UP_TO, MINUTES_UP_TO = 180.0, 3 * 3600.0
+WHOLE_GB_FROM = 10e9
+
+
+def number(value: object) -> float | None:
+    """Return `value` as a finite float; None if it is none: files may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def amount(value: object, unknown: str = NOTHING) -> str:
+    """Return a plain number in three digits, thousands apart."""
+    found = number(value)
+    if found is None:
+        return unknown
+    return f"{found:,.0f}".replace(",", " ") if abs(found) >= 100 else f"{found:.3g}"
+
+
+def percent(share: object, unknown: str = NOTHING) -> str:
+    """Return a share 0..1, such as ``34 %``."""
+    found = number(share)
+    return unknown if found is None else f"{found:.0%}".replace("%", " %")
+
+
+def short_percent(share: float) -> str:
+    """Return a share 0..1 where each letter counts, as on a progress bar or in a style: ``34%``."""
+    return f"{share:.0%}"
+
+
+def quantity(value: object, unit: str) -> str:
+    """Return a number in the unit a reader expects.
+
+    Args:
+        value: a count, a share 0..1, seconds or bytes; anything else is not known.
+        unit: ``%`` for a share, ``ms`` for seconds of one step, ``GB`` for bytes; any other word stands behind it.
+    """
+    found = number(value)
+    if found is None:
+        return NOTHING
+    if unit == "%":
+        return percent(found)
+    if unit == "ms":
+        return f"{amount(found * 1e3)} ms"
+    if unit == "GB":
+        return f"{found / 1e9:.1f} GB"
+    return f"{amount(found)} {unit}".rstrip()
+
+
+def memory(used_bytes: float, limit_bytes: float) -> str:
+    """Return memory in use and its limit, such as ``1.2 of 64 GB``."""
+    return f"{used_bytes / 1e9:.1f} of {limit_bytes / 1e9:.{0 if limit_bytes >= WHOLE_GB_FROM else 1}f} GB"
+
+
+def four_digits(value: object) -> str:
+    """Return a test result, of which the fourth digit counts."""
+    found = number(value)
+    return NOTHING if found is None else f"{found:.4f}"
+
+
+def count(many: float, noun: str) -> str:
+    """Return so many of something, such as ``1 change`` or ``3 changes``."""
+    return f"{many} {noun}{'s' * (many != 1)}"
+
+
+def times(before: object, after: object) -> str:
+    """Return how many times `before` `after` is; nothing where that says nothing."""
+    first, last = number(before), number(after)
+    return ratio(last / first) if first and last is not None else ""
+
+
+def ratio(value: float) -> str:
+    """Return how many times as much something is."""
+    return f"× {value:.2f}"
+
+
+def duration(seconds: object) -> str:
+    """Return a span of time in one or two units."""
+    found = number(seconds)
+    if found is None:
+        return NOTHING
+    minutes = int(found // 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {int(found % 60)} s" if minutes else f"{found:.0f} s"
+
+
+def span(seconds: float) -> tuple[float, str]:
+    """Return the unit for an axis of so many seconds: its length in seconds, and its name."""
+    if seconds <= SECONDS_UP_TO:
+        return 1.0, "s"
+    return (60.0, "min") if seconds <= MINUTES_UP_TO else (3600.0, "h")
+
+
+def stage_value(value: object) -> str:
+    """Return workers, depth or window of a stage, as it would be written in code: ``1024``."""
+    found = number(value)
+    return NOTHING if found is None else f"{found:.0f}"
+
+
+def with_window(value: object, window: object) -> str:
+    """Return the value of one stage, such as ``4`` or ``4 (window 16)``."""
+    return stage_value(value) if window is None else f"{stage_value(value)} (window {stage_value(window)})"
+
+
+def allocation(values: Mapping[str, object], windows: Mapping[str, object]) -> str:
+    """Return workers and depths in one line.
+
+    Args:
+        values: stage name -> its workers or depth, in pipeline order.
+        windows: stage name -> its window, for those whose window is to be told.
+    """
+    return " · ".join(f"{name} {with_window(value, windows.get(name))}" for name, value in values.items())
+
+
+def changed(before: Mapping[str, object], after: Mapping[str, object], arrow: str = ARROW) -> str:
+    """Return what differs between two allocations, such as ``decode 1 -> 4, prefetch 2 -> 8``.
+
+    Args:
+        before: stage name -> value.
+        after: the same, later.
+        arrow: what stands between the two.
+    """
+    moved = {name: value for name, value in after.items() if before.get(name) != value}
+    return ", ".join(f"{name} {stage_value(before.get(name))}{arrow}{stage_value(n)}" for name, n in moved.items())
+
+
+def headline(report: Mapping[str, Any]) -> str:
+    """Return the verdict: at first and at last, once if they are the same."""
+    first, last = (str(report[side]["verdict"]).upper() for side in ("before", "after"))
+    return first if first == last else f"{first}{ARROW}{last}"
+
+
+def in_short(report: Mapping[str, Any]) -> str:
+    """Return what stands beside the verdict: how long the run was, and what was done in it."""
+    changes, settled_s = report["changes"], report["settled_after_s"]
+    told = [duration(report["wall_s"]), count(changes, "change") if changes else "nothing was changed"]
+    if settled_s is not None:
+        told.append(f"settled after {duration(settled_s)}")
+    return ", ".join([*told, "frozen"] if report["frozen"] else told)
+
+
+def reason_why(report: Mapping[str, Any]) -> str:
+    """Return the sentence that gives the reason for the verdict."""
+    if TONES.get(report["after"]["verdict"]) == "good" and not report["changes"]:
+        return "the input pipeline is not the bottleneck; nothing was changed"
+    return str(report["why"])
+
+
+def warm_start(given: object) -> str:
+    """Return whether the run started from another one, and why; nothing where that was not asked for."""
+    if not isinstance(given, Mapping):
+        return ""
+    return f"{'' if given.get('used') else 'not '}started from {given.get('from')}: {given.get('why')}"
+
+
+def setting(given: object) -> str:
+    """Return a setting and where it came from; reports hold both as ``value`` and ``source``, or the value alone."""
+    if isinstance(given, Mapping) and "value" in given:
+        return f"{given['value']} (from {given['source']})" if given.get("source") else str(given["value"])
+    return NOTHING if given is None else str(given)

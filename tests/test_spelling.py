@@ -1,0 +1,63 @@
+"""Numbers are spelled alike wherever a user reads them, and in one place."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intune_callbacks import spelling
+from intune_callbacks.monitor.verdict import VerdictKind
+from intune_callbacks.spelling import allocation, amount, changed, count, duration, memory, percent, quantity
+from tests.test_imports import MODULES
+
+NOT_SAID_TO_USERS = "sim."
+
+
+@given(st.floats(1e-3, 1e12))
+def test_an_amount_has_three_digits_or_all_before_the_point(value: float) -> None:
+    text = amount(value)
+    assert "e" not in text
+    assert float(text.replace(" ", "")) == pytest.approx(value, rel=5.1e-3)
+    assert re.fullmatch(r"\d{1,3}( \d{3})*|\d+\.\d+", text)
+
+
+def test_quantities() -> None:
+    assert [amount(v) for v in (0, 1.234, 99.9, 999.9, 1234567)] == ["0", "1.23", "99.9", "1 000", "1 234 567"]
+    assert [quantity(v, "ms") for v in (0.0123, 1.5)] == ["12.3 ms", "1 500 ms"]
+    assert [percent(v) for v in (0.0, 0.345, 1.0)] == ["0 %", "34 %", "100 %"]
+    assert [memory(1.25e9, limit) for limit in (64.4e9, 1.5e9)] == ["1.2 of 64 GB", "1.2 of 1.5 GB"]
+    assert [duration(s) for s in (0.4, 59, 61, 3700)] == ["0 s", "59 s", "1 min 1 s", "1 h 1 min"]
+    assert [count(n, "change") for n in (0, 1, 2)] == ["0 changes", "1 change", "2 changes"]
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, "many", True])
+def test_what_is_no_number_is_not_known(value: object) -> None:
+    assert {amount(value), percent(value), duration(value), quantity(value, "GB")} == {spelling.NOTHING}
+    assert amount(value, spelling.UNKNOWN) == percent(value, spelling.UNKNOWN) == "?"
+
+
+def test_values_of_stages_are_written_as_in_code() -> None:
+    assert allocation({"decode": 4, "prefetch": 1024}, {"decode": 16}) == "decode 4 (window 16) · prefetch 1024"
+    assert changed({"decode": 1, "read": 2}, {"decode": 4096, "read": 2, "new": 1}) == "decode 1 -> 4096, new – -> 1"
+
+
+def test_each_verdict_has_a_colour() -> None:
+    assert set(spelling.COLOURS) == set(VerdictKind.__args__)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_shares_and_thousands_are_spelled_in_one_place(module: str) -> None:
+    if module == "spelling" or module.startswith(NOT_SAID_TO_USERS):
+        return
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    formats = [
+        ast.unparse(node.format_spec)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FormattedValue) and node.format_spec
+    ]
+    assert not [text for text in formats if re.search(r"%|,", text)]
