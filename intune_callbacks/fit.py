@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from intune_callbacks.agent.reward import worth
 from intune_callbacks.config import TunerConfig, resolve_mode, sourced
 from intune_callbacks.errors import ConfigError, warn
 from intune_callbacks.history import Decision
@@ -190,10 +191,12 @@ class TunedFit:
 def metrics(seen: Observation) -> dict[str, float]:
     """Return what is logged at a decision; the keys are listed in `InTuneCallback`."""
     resources = seen.resources
+    cpu_shares = {name: rates.service_cpu_s / (rates.service_s or 1.0) for name, rates in seen.rates.items()}
     logged = {
         "intune/throughput_samples_per_s": seen.samples_per_s,
         "intune/wait_frac": seen.wait_frac,
         "intune/rss_frac": resources.memory_used_bytes / max(1, resources.memory_limit_bytes),
+        "intune/reward": worth(seen.batches_per_s, seen.stages, cpu_shares, resources),
     }
     if seen.exposed_wait_frac is not None:
         logged["intune/exposed_wait_frac"] = seen.exposed_wait_frac

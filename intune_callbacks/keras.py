@@ -73,6 +73,7 @@ class InTuneCallback(_Callback):
     | ``intune/window/<stage>``           | results this stage may hold ahead of the consumer, at the end of the epoch |
     | ``intune/queue_fill/<stage>``       | share of that window that was full, 0..1, at the end of the epoch |
     | ``intune/rss_frac``                 | memory in use, as a share of the container's or machine's limit, 0..1 |
+    | ``intune/reward``                   | ln of the batches/s, less near the memory limit and for CPUs held |
 
     The progress bar shows one field, the share of data wait at first and now, such as ``in: 34%>4%``; with
     ``verbose=2`` it is ``intune/wait_frac``, for there Keras prints numbers only. The first step of a fit compiles the

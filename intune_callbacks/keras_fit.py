@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from intune_callbacks.agent.reward import worth
 from intune_callbacks.card import show
 from intune_callbacks.fit import Settings, TunedFit, stage_metrics
 from intune_callbacks.history import History
@@ -140,17 +141,20 @@ class Fit(TunedFit):
         totals, samples = self._timer.read(), self._timer.samples
         wait_s = totals.wait_s - self._epoch.wait_s
         active_s = wait_s + totals.model_s - self._epoch.model_s
-        resources = self._probe.read()
+        resources, stages, counters = self._probe.read(), self.pipeline.stages(), self.pipeline.stats().stages
         logged = {"intune/rss_frac": _ratio(resources.memory_used_bytes, resources.memory_limit_bytes)}
         if self._read().delivered:  # where no batch is ever seen, nothing is known
             logged["intune/throughput_samples_per_s"] = _ratio(samples - self._epoch_samples, active_s)
             logged["intune/wait_frac"] = _ratio(wait_s, active_s)
+            cpu_shares = {name: _ratio(reading.cpu_s, reading.busy_s) for name, reading in counters.items()}
+            batches_per_s = _ratio(totals.steps - self._epoch.steps, active_s)
+            logged["intune/reward"] = worth(batches_per_s, stages, cpu_shares, resources)
         exposed_s = None if self._cuda is None else self._cuda.read()
         if exposed_s is not None:
             logged["intune/exposed_wait_frac"] = min(1.0, _ratio(exposed_s - self._epoch_exposed_s, active_s))
             self._epoch_exposed_s = exposed_s
-        logged |= stage_metrics(self.pipeline.stages())
-        for name, reading in self.pipeline.stats().stages.items():
+        logged |= stage_metrics(stages)
+        for name, reading in counters.items():
             logged[f"intune/queue_fill/{name}"] = min(1.0, _ratio(reading.queued, reading.capacity))
         self._epoch, self._epoch_samples = totals, samples
         return logged

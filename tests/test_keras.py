@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import json
+import math
 import os
 import subprocess
 import sys
@@ -36,7 +37,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
-KEYS = {"intune/throughput_samples_per_s", "intune/wait_frac", "intune/rss_frac"}
+KEYS = {"intune/throughput_samples_per_s", "intune/wait_frac", "intune/rss_frac", "intune/reward"}
 
 
 @pytest.fixture(autouse=True)
@@ -236,6 +237,9 @@ def test_wait_and_model_time(step_s: float, batch_s: float, low: float, high: fl
     assert callback.report["samples"] == 8 * callback.report["steps"]
     active_s = 8 * callback.report["steps"] / logged["intune/throughput_samples_per_s"][0]
     assert active_s / callback.report["steps"] >= 0.95 * max(step_s, batch_s)
+    room = min(1.0, max(1e-3, (1.0 - logged["intune/rss_frac"][0]) / 0.08))
+    held = math.log(callback.report["steps"] / active_s * room) - logged["intune/reward"][0]
+    assert -1e-6 < held < 0.1
 
 
 def test_the_callback_costs_little() -> None:
