@@ -120,27 +120,20 @@ def resolve_mode(argument: str | None, environment: Mapping[str, str] | None = N
     return mode, source
 
 
-def sourced(
-    config: TunerConfig, mode_source: str, sources: Mapping[str, str] | None = None
-) -> dict[str, dict[str, Any]]:
+def sourced(config: TunerConfig, mode_source: str, sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return each value of the tuner and where it came from.
 
     Args:
         config: the values in force.
         mode_source: where the mode came from.
-        sources: name -> where a value was given; what is not in it is a ``default``. None, for a callback: a value
-            other than the default is an ``argument``, for Python does not tell a default from the same value given.
+        sources: name -> where a value was given; what is not in it is a ``default``.
 
     Returns:
         Name -> ``{"value": ..., "source": ...}`` with source ``default``, ``argument``, ``recipe``, ``command line``
         or ``INTUNE_MODE``.
     """
-    stock, found = TunerConfig(), {}
-    for name in (field.name for field in fields(config)):
-        value = getattr(config, name)
-        if sources is None:
-            source = "default" if value == getattr(stock, name) else "argument"
-        else:
-            source = sources.get(name, "default")
-        found[name] = {"value": value, "source": mode_source if name == "mode" else source}
-    return found
+    known = {**sources, "mode": mode_source}
+    return {
+        field.name: {"value": getattr(config, field.name), "source": known.get(field.name, "default")}
+        for field in fields(config)
+    }

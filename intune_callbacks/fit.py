@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from intune_callbacks.agent.reward import worth
 from intune_callbacks.config import TunerConfig, resolve_mode, sourced
@@ -20,7 +22,9 @@ from intune_callbacks.spelling import short_percent
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Observation, Stage
 
-__all__ = ["Settings", "TunedFit", "metrics", "samples_in", "stage_metrics"]
+__all__ = ["Settings", "TunedFit", "metrics", "notes_given", "samples_in", "stage_metrics"]
+
+_Arguments = ParamSpec("_Arguments")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Settings:
         run_dir: where the history and the report are written; None writes nothing.
         show_card: print the end card.
         warm_start: run folder to start from, or the path of its ``found.yaml``; None starts anew.
+        given: names of the arguments that were given, be it with the default's value.
     """
 
     config: TunerConfig
@@ -40,6 +45,7 @@ class Settings:
     run_dir: Path | None
     show_card: bool
     warm_start: str | None = None
+    given: frozenset[str] = frozenset()
 
     @classmethod
     def checked(
@@ -83,6 +89,24 @@ class Settings:
         return cls(config, source, None if run_dir is None else Path(str(run_dir)), bool(show_card), warm)
 
 
+def notes_given(
+    init: Callable[Concatenate[Any, _Arguments], None],
+) -> Callable[Concatenate[Any, _Arguments], None]:
+    """Make the ``__init__`` of a callback note which arguments it was given, for Python does not tell.
+
+    Args:
+        init: it leaves `Settings` in ``self.settings``; its signature stays what `help` shows.
+    """
+    names = list(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def noting(self: Any, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        init(self, *args, **kwargs)
+        self.settings = replace(self.settings, given=frozenset(names[1 : 1 + len(args)]) | frozenset(kwargs))
+
+    return noting
+
+
 class TunedFit:
     """One fit under tuning, as far as it is the same in every framework.
 
@@ -101,6 +125,7 @@ class TunedFit:
     def __init__(self, settings: Settings, rank: int = 0, world: int = 1) -> None:
         self.rank, self.world = rank, world
         self.config, self.mode_source, self.show_card = settings.config, settings.mode_source, settings.show_card
+        self._sources = dict.fromkeys(settings.given, "argument")
         folder = settings.run_dir
         self.run_dir = folder / f"rank{rank}" if folder is not None and world > 1 else folder
         self.frozen: str | None = None
@@ -154,9 +179,8 @@ class TunedFit:
         self.tuner.close()
         summary = self.tuner.summary()
         summary["frozen"] = self.frozen or summary["frozen"]
-        source = self.warm.source
-        settings = sourced(self.config, self.mode_source)
-        settings["warm_start"] = {"value": source, "source": "default" if source is None else "argument"}
+        settings = sourced(self.config, self.mode_source, self._sources)
+        settings["warm_start"] = {"value": self.warm.source, "source": self._sources.get("warm_start", "default")}
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings) | more
         if self.warm.entry is not None:
             report["warm_start"] = self.warm.entry

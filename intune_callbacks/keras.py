@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.fit import Settings
+from intune_callbacks.fit import Settings, notes_given
 from intune_callbacks.keras_fit import Fit
 
 __all__ = ["InTuneCallback"]
@@ -111,6 +111,7 @@ class InTuneCallback(_Callback):
 
     # There is no `on_train_batch_end`: with one, Keras waits for the results of each step to hand them over.
 
+    @notes_given
     def __init__(
         self,
         mode: str | None = None,

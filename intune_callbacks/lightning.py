@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.fit import Settings
+from intune_callbacks.fit import Settings, notes_given
 from intune_callbacks.lightning_fit import Fit
 
 __all__ = ["InTuneCallback"]
@@ -104,6 +104,7 @@ class InTuneCallback(_Callback):
         MissingPackage: on import, when neither Lightning is installed.
     """
 
+    @notes_given
     def __init__(
         self,
         mode: str | None = None,

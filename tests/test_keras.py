@@ -77,6 +77,11 @@ class Spy(keras.callbacks.Callback):  # type: ignore[misc]
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_default_that_was_given_is_an_argument() -> None:
+    callback = InTuneCallback("tune", warmup_batches=20)
+    assert callback.settings.given == {"mode", "warmup_batches"}
+
+
 def test_arguments_are_those_of_the_config_with_the_same_defaults() -> None:
     parameters = inspect.signature(InTuneCallback.__init__).parameters
     for name, field in TunerConfig.__dataclass_fields__.items():

@@ -108,14 +108,17 @@ def test_the_environment_wins_over_the_argument(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_report_says_where_each_value_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INTUNE_MODE", raising=False)
-    callback = InTuneCallback("observe", cpus=3.0, show_card=False)
+    callback = InTuneCallback("observe", "dqn", cpus=3.0, show_card=False, warmup_batches=20, warm_start=None)
     fit(callback, max_epochs=1)
     settings = callback.report["settings"]
     assert settings["mode"] == {"value": "observe", "source": "argument"}
     assert settings["cpus"] == {"value": 3.0, "source": "argument"}
-    assert {name for name, entry in settings.items() if entry["source"] == "default"} == {
-        name for name in [*TunerConfig.__dataclass_fields__, "warm_start"] if name not in ("mode", "cpus")
-    }
+    # A default that was given is an argument like any other.
+    given = {"mode", "policy", "cpus", "warmup_batches", "warm_start"}
+    assert settings["warmup_batches"] == {"value": 20, "source": "argument"}
+    assert {name for name, entry in settings.items() if entry["source"] == "argument"} == given
+    rest = set(TunerConfig.__dataclass_fields__) - given
+    assert {name for name, entry in settings.items() if entry["source"] == "default"} == rest
 
 
 def test_one_class_under_both_names_that_can_be_pickled() -> None:
