@@ -160,6 +160,14 @@ def test_the_pointer_is_told_the_reason(visit: Any, real_run: Any) -> None:
     opened.page.wait_for_selector("#tip", state="hidden")
 
 
+def test_the_same_decision_is_told_again_after_a_scroll(visit: Any, real_run: Any) -> None:
+    opened = visit(real_run[0])
+    told = opened.point_at("throughput", 0.8)
+    opened.page.evaluate("dispatchEvent(new Event('scroll'))")
+    assert not opened.page.locator("#tip").is_visible()
+    assert opened.point_at("throughput", 0.8) == told
+
+
 def test_dark_follows_the_system_and_the_button(visit: Any, real_run: Any) -> None:
     def brightness(opened: Opened) -> list[int]:
         colours = opened.page.evaluate(

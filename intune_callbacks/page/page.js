@@ -177,6 +177,12 @@
     clearTimeout(later);
     later = setTimeout(redraw, 100);
   });
-  addEventListener("scroll", () => (tip.hidden = true), { passive: true });
+  const away = () => {
+    if (tip.hidden) return;
+    tip.hidden = true;
+    // Or the same decision would not be told again: Plotly only reports another one.
+    places.forEach((place) => Plotly.Fx.unhover(place));
+  };
+  addEventListener("scroll", away, { passive: true });
   begin(0);
 })();
