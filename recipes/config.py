@@ -70,7 +70,10 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Resolved:
             problems.append(f"{override}: {key.rpartition('.')[0]!r} holds a value, not further keys")
     config = _build(Config, tree, "", problems)
     if config.data is not None and not config.data.exists():
-        problems.append(f"data={config.data}: no such file or directory; give a Criteo TSV file or a directory of them")
+        problems.append(
+            f"data={config.data}: no such file or directory; "
+            "give a Criteo file (TSV, .gz, .zst, .parquet) or a directory of them"
+        )
     if problems:
         raise ConfigError(problems)
     return Resolved(config, sources)

@@ -113,7 +113,9 @@ def files(config: Config) -> list[Path]:
         return [config.data]
     found = sorted(f for f in config.data.iterdir() if f.is_file() and f.suffix != ".json" and f.name[0] != ".")
     if not found:
-        raise ConfigError([f"data={config.data}: the directory holds no file; give a directory of Criteo TSV files"])
+        raise ConfigError(
+            [f"data={config.data}: the directory holds no file; give Criteo files (TSV, .gz, .zst, .parquet)"]
+        )
     return found
 
 
