@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -93,6 +94,24 @@ def test_change_acts_on_the_running_iterator() -> None:
         delivered += [int(next(stream)) for _ in range(20)]
         assert max(most) == workers
     assert delivered + [int(x) for x in stream] == list(range(120))
+
+
+def test_the_training_does_not_wait_for_the_end_of_a_replaced_iterator() -> None:
+    pipeline = find(rows(300).map(parse, num_parallel_calls=1)).pipeline
+    stream, let_go, done = iter(pipeline.dataset), [], threading.Event()
+
+    def gone() -> None:
+        let_go.append(threading.current_thread().name)
+        done.set()
+
+    next(stream)
+    for workers in (3, 2):
+        done.clear()
+        weakref.finalize(stream._iterator_resource, gone)
+        assert pipeline.resize({"parse": workers})["parse"] == workers
+        assert done.wait(60.0)
+    assert let_go == ["intune-let-go"] * 2
+    assert sum(1 for _ in stream) == 299
 
 
 def test_hand_overs_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:

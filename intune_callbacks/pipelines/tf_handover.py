@@ -9,6 +9,7 @@ saved the numbers change with the next epoch.
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -167,9 +168,12 @@ class HandOver:
             self._values = before
             self._blocked = str(error).splitlines()[0]
             return
+        replaced = [iterator._iterator_resource, getattr(iterator, "_intune_keeps", None)]
         # The old object hands out what the new one delivers, and keeps it, and what it was made from, alive.
         iterator._intune_keeps = (successor, plain)
         iterator._iterator_resource = successor._iterator_resource
+        # tf.data's own tuner may sleep through the end of its iterator, up to a minute: nobody waits for it.
+        threading.Thread(target=replaced.clear, name="intune-let-go", daemon=True).start()
         self._plain, self._built_with = plain, dict(wanted)
         self._restart()
 
