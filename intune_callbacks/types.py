@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 __all__ = [
     "Allocation",
     "Clock",
+    "Hint",
     "Observation",
     "Pipeline",
     "PipelineStats",
@@ -47,7 +48,8 @@ class Stage:
         name: unique within the pipeline; a window carries the name of its worker stage plus ``.window``.
         kind: ``cpu`` and ``io`` stages hold workers, ``memory`` stages hold buffered items.
         unit: what `current` counts.
-        low: smallest value it accepts.
+        low: smallest value it accepts; the present one where a lowered value would not rise again on the running
+            iterator. 0 workers compute in the training loop.
         high: largest value it accepts.
         current: the value now.
         sequential: True when it cannot be replicated (then ``low == high``).
@@ -56,6 +58,8 @@ class Stage:
         knob: how the user writes the value, such as ``DataLoader(num_workers={})``; a window's is one more argument
             inside the brackets of its worker stage's, per worker, such as ``prefetch_factor={}``. What follows a ``#``
             is a remark. Empty where the user has no such way.
+        startup_s: seconds the training loop waits for each worker at the start of each epoch; 0 where workers live on
+            from one epoch to the next, or start beside the training.
     """
 
     name: str
@@ -68,6 +72,24 @@ class Stage:
     window_of: str | None = None
     when: Literal["now", "epoch"] = "now"
     knob: str = ""
+    startup_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """One oddity of the user's pipeline that can be seen without running it.
+
+    Args:
+        what: one plain sentence with the numbers, such as ``interleave has 8 workers for 3 files``.
+        line: what the user would write instead; empty where nothing can be pasted.
+        kind: ``files``, ``shuffle``, ``prefetch``, ``workers``, ``loader`` or ``order``.
+        stage: the stage it is about, empty for the whole pipeline.
+    """
+
+    what: str
+    line: str = ""
+    kind: str = "loader"
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +233,9 @@ class Observation:
         resources: the machine now.
         latency_s: pipeline latency, mean seconds per batch spent blocked in the fetch.
         exposed_wait_frac: share of the window the GPU was idle for want of data; None without a GPU.
+        seam_s: seconds of the window's wait at starts of epochs: making the iterator, starting workers, first fetch.
+        epoch_batches: batches of one epoch; None while unknown or without end.
+        remaining_s: seconds the training is expected to go on; None while unknown.
     """
 
     step: int
@@ -227,6 +252,9 @@ class Observation:
     resources: Resources
     latency_s: float = 0.0
     exposed_wait_frac: float | None = None
+    seam_s: float = 0.0
+    epoch_batches: int | None = None
+    remaining_s: float | None = None
 
     @property
     def allocation(self) -> Allocation:
@@ -255,6 +283,14 @@ class Policy(Protocol):
     name: str
 
     def decide(self, observation: Observation) -> Proposal: ...
+
+    def taken_back(self, failed: Allocation, ratio: float) -> None:
+        """Learn that an allocation was left because it was measured to be worse than the best one.
+
+        Args:
+            failed: the allocation that was left.
+            ratio: its throughput / the best one's.
+        """
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -38,6 +38,9 @@ class EvenSplit:
         reason = f"{observation.resources.cpus:g} CPUs over {len(stages)} stages"
         return Proposal(wanted, reason, settled=wanted.items() <= observation.allocation.items())
 
+    def taken_back(self, failed: Allocation, ratio: float) -> None:
+        """Go on from what is measured next."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: this policy has no memory."""
         return {}
@@ -70,6 +73,9 @@ class ClosedForm:
             target.allocation,
             f"{target.rate:.3g} batches/s expected instead of {now:.3g}, limited by {target.limit}",
         )
+
+    def taken_back(self, failed: Allocation, ratio: float) -> None:
+        """Go on from what is measured next."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fitted readings."""
@@ -122,6 +128,9 @@ class HillClimb:
             self._fails = dict.fromkeys(self._fails, 0)
         self._base = self._now
         return self._try(observation)
+
+    def taken_back(self, failed: Allocation, ratio: float) -> None:
+        """Go on from what is measured next."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return which moves failed how often."""

@@ -84,6 +84,9 @@ class Dqn:
         reason = self._reason(view.one, value, slots)
         return Proposal(_changes(observation, slots, value, window), reason, bool(self._shell.phase[0] == HOLD))
 
+    def taken_back(self, failed: Allocation, ratio: float) -> None:
+        """Go on from what is measured next."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return readings, CPU shares, and what the shell knows: its phase, the curves, the best measured."""
         shares = {name: list(shares) for name, shares in self._shares.items()}

@@ -101,6 +101,9 @@ class ModelJump:
         self._now.add(observation)
         return self._confirm(observation, self._now) if self._phase == "confirm" else self._measure(observation)
 
+    def taken_back(self, failed: Allocation, ratio: float) -> None:
+        """Go on from what is measured next."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return the fitted readings, the timer and what is held; what was measured is measured anew."""
         held = dict(self._now.allocation) if self._phase == "hold" and self._now is not None else self._held

@@ -21,6 +21,8 @@ class StepTotals:
         model_s: seconds of the steps outside the fetch.
         paused_s: seconds that belong to no step: validation, checkpoints, the start-up of the pipeline.
         wall_s: seconds since the first fetch began; ``wait_s + model_s + paused_s == wall_s`` up to rounding.
+        seam_s: seconds of `wait_s` spent at starts of epochs: making the iterator, starting workers, first fetch.
+        epochs: epochs begun.
     """
 
     steps: int = 0
@@ -28,6 +30,8 @@ class StepTotals:
     model_s: float = 0.0
     paused_s: float = 0.0
     wall_s: float = 0.0
+    seam_s: float = 0.0
+    epochs: int = 0
 
 
 class StepTimer:

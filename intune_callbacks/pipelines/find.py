@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from intune_callbacks.pipelines.watched import WatchedLoader
-from intune_callbacks.types import Clock, Pipeline
+from intune_callbacks.types import Clock, Hint, Pipeline
 
 __all__ = ["Found", "LiveLoader", "find"]
 
@@ -33,10 +33,12 @@ class Found:
     Args:
         pipeline: the live loader, None when nothing can be tuned.
         why: what can be changed and what cannot; without a pipeline, the smallest change that would help.
+        hints: oddities of the user's pipeline that can be seen without running it.
     """
 
     pipeline: LiveLoader | None
     why: str
+    hints: tuple[Hint, ...] = ()
 
 
 def find(
