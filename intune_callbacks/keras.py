@@ -169,7 +169,7 @@ class InTuneCallback(_Callback):
     @_guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         assert self._fit is not None
-        self._fit.epoch_begin()
+        self._fit.epoch_begin(epoch, getattr(self, "params", None) or {})
 
     @_guarded
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -6,7 +6,7 @@ import _thread
 import logging
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from intune_callbacks.agent.reward import worth
@@ -104,10 +104,17 @@ class Fit(TunedFit):
             self.warm.leave("this callback has trained on the same data before, and goes on with what it found")
             self.tuner.load_state_dict(last._state)
 
-    def epoch_begin(self) -> None:
-        """From here on the loop waits for data or computes."""
-        if self._begun:
-            self._timer.resume()
+    def epoch_begin(self, epoch: int, params: Mapping[str, Any]) -> None:
+        """From here on the loop waits for data or computes.
+
+        Args:
+            epoch: which one, from 0 on.
+            params: what Keras tells its callbacks: ``epochs`` and, once it is known, ``steps``.
+        """
+        steps, epochs = params.get("steps"), params.get("epochs")
+        if self.tuner is not None and isinstance(steps, int) and isinstance(epochs, int):
+            self.tuner.expect(steps, self._timer.read().steps + steps * (epochs - epoch))
+        self._timer.epoch_begin()
 
     def batch_begin(self) -> None:
         """Give the tuner its turn: the steps before this one are over."""
@@ -115,7 +122,7 @@ class Fit(TunedFit):
         if self.tuner is None or self.frozen is not None or self._begun < 2:
             return
         now_s = self._clock.wall()
-        if now_s < self._next_look_s:
+        if now_s < self._next_look_s and not self._timer.is_starting:
             return
         self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s)
         # The first step compiles the model and starts the pipeline: it is no example of what follows.
@@ -177,15 +184,9 @@ class Fit(TunedFit):
                 self.give_up("the end of the fit", error)
         try:
             self._state = self.state_dict()
-            totals = self._timer.read()  # the tuner has not heard of the last steps
-            self.report = self.finish(
-                self._note(),
-                together=show_card,
-                steps=totals.steps,
-                samples=self._timer.samples,
-                wall_s=totals.wall_s,
-                pipeline=self.why or None,
-            )
+            if self.tuner is not None:  # it has not heard of the last steps
+                self.tuner.end(self._timer.read(), self._timer.samples - self._samples)
+            self.report = self.finish(self._note(), together=show_card, pipeline=self.why or None)
             if self.report and show_card and self.show_card and self.rank == 0:
                 show(self.report, self.run_dir)
         except Exception as error:

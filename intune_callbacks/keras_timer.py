@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.types import Clock
@@ -46,6 +46,7 @@ class LoopTimer:
 
     Attributes:
         samples: samples of the steps counted so far.
+        is_starting: an epoch has begun and its first batch was not seen yet.
     """
 
     def __init__(self, read: Callable[[], LoopReading], clock: Clock, together: int = 1) -> None:
@@ -57,7 +58,18 @@ class LoopTimer:
         self._last_s = 0.0
         self._last = LoopReading(0, 0.0, 0)
         self._totals = StepTotals()
+        self._is_new = False
+        self._begin_s = 0.0
+        self._steps_before = 0
+        self.is_starting = False
         self.samples = 0
+
+    def epoch_begin(self) -> None:
+        """An epoch begins; the first one only starts the program, and the loop stays paused."""
+        if self._totals.epochs:
+            self.resume()
+        self.is_starting = self._is_new = True
+        self._begin_s = 0.0
 
     def resume(self) -> None:
         """The loop goes on; without a pause nothing happens."""
@@ -81,16 +93,42 @@ class LoopTimer:
             self._start_s = self._last_s = now_s
         spent_s, before, totals = now_s - self._last_s, self._last, self._totals
         self._last_s, self._last = now_s, reading
-        steps, wait_s, model_s, paused_s = totals.steps, totals.wait_s, totals.model_s, totals.paused_s
+        done = max(reading.delivered - before.delivered, 0)
+        waited_s = min(max(reading.wait_s - before.wait_s, 0.0), spent_s)
+        self.samples += max(reading.samples - before.samples, 0)
+        steps, wait_s, model_s, paused_s = totals.steps + done, totals.wait_s, totals.model_s, totals.paused_s
+        seam_s = 0.0
+        if self.is_starting:
+            # Up to the first look at an epoch's first batch the loop has done nothing but start it.
+            seam_s = spent_s if self._is_new and self._running else waited_s
+            self._is_new = False
         if self._running:
-            done = max(reading.delivered - before.delivered, 0)
-            waited_s = self._blocked(min(max(reading.wait_s - before.wait_s, 0.0), spent_s), spent_s, done)
-            steps += done
+            waited_s = seam_s if self.is_starting else self._blocked(waited_s, spent_s, done)
             wait_s, model_s = wait_s + waited_s, model_s + spent_s - waited_s
-            self.samples += max(reading.samples - before.samples, 0)
         else:
             paused_s += spent_s
-        self._totals = StepTotals(steps, wait_s, model_s, paused_s, now_s - self._start_s)
+        self._totals = replace(
+            totals,
+            steps=steps,
+            wait_s=wait_s,
+            model_s=model_s,
+            paused_s=paused_s,
+            wall_s=now_s - self._start_s,
+            seam_s=totals.seam_s + (seam_s if self._running else 0.0),
+        )
+        self._begin_s += seam_s
+        if self.is_starting and done:
+            self._started(totals.steps)
+
+    def _started(self, steps: int) -> None:
+        """Take note of what the start of this epoch took, and of how many batches the one before had."""
+        self.is_starting, totals = False, self._totals
+        if totals.epochs:
+            start = {"epoch_start_s": self._begin_s, "epoch_batches": steps - self._steps_before}
+            self._totals = replace(totals, epochs=totals.epochs + 1, **start)  # type: ignore[arg-type]
+        else:
+            self._totals = replace(totals, epochs=1, first_batch_s=self._begin_s)
+        self._steps_before = steps
 
     def _blocked(self, waited_s: float, spent_s: float, steps: int) -> float:
         """Return the part of the fetch in which the loop did nothing else."""

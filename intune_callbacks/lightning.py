@@ -168,6 +168,11 @@ class InTuneCallback(_Callback):
         self._restored = {}
 
     @_guarded
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        assert self._fit is not None
+        self._fit.epoch_begin()
+
+    @_guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._fit is not None
         self._fit.batch(batch)
@@ -190,7 +195,7 @@ class InTuneCallback(_Callback):
     @_guarded
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         assert self._fit is not None
-        self._fit.pause()
+        self._fit.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         # Lightning does not call `teardown` after an exception.

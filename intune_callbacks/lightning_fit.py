@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -94,9 +95,21 @@ class Fit(TunedFit):
                 log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
             self._publish(decision.observation)
 
+    def epoch_begin(self) -> None:
+        """What follows, up to the first batch, is the start of an epoch."""
+        if self.tuner is not None:
+            self.timer.epoch_begin()
+            self.tuner.expect(*_length(self.trainer, self.timer.read().steps))
+
     def pause(self) -> None:
         """What follows, up to the next fetch, is neither data wait nor the model's time."""
         if self.tuner is not None:
+            self.timer.pause()
+
+    def end(self) -> None:
+        """The training is over."""
+        if self.tuner is not None:
+            self.tuner.end(self.timer.read())
             self.timer.pause()
 
     def close(self, show_card: bool) -> dict[str, Any]:
@@ -160,6 +173,24 @@ class Fit(TunedFit):
         for logger in trainer.loggers:
             separator = getattr(logger, "group_separator", "/")
             logger.log_metrics({k.replace("/", separator): v for k, v in metrics(seen).items()}, step=step)
+
+
+def _length(trainer: Any, steps: int) -> tuple[int | None, int | None]:
+    """Return the batches of one epoch and of the whole fit, None for what is not known.
+
+    Args:
+        trainer: at the start of an epoch.
+        steps: made in this fit so far.
+    """
+    loop = trainer.fit_loop
+    epoch, epochs, most = loop.max_batches, loop.max_epochs, loop.max_steps
+    epoch = int(epoch) if isinstance(epoch, (int, float)) and 0 < epoch < math.inf else None
+    left = []
+    if epoch is not None and isinstance(epochs, int) and epochs >= 0:
+        left.append(epoch * (epochs - trainer.current_epoch))
+    if isinstance(most, int) and most >= 0:
+        left.append((most - trainer.global_step) * int(getattr(trainer, "accumulate_grad_batches", 1)))
+    return epoch, steps + max(0, min(left)) if left else None
 
 
 def _local_ranks(trainer: Any) -> int:

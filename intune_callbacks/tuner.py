@@ -10,12 +10,13 @@ from intune_callbacks.agent.baselines import make_policy
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.errors import warn
 from intune_callbacks.guard import Guard
-from intune_callbacks.history import Course, Decision, History, describe
+from intune_callbacks.history import Course, Decision, History, Mark
 from intune_callbacks.monitor.freed import LARGE_BYTES, give_back_freed, map_large_blocks
 from intune_callbacks.monitor.pace import Pace
 from intune_callbacks.monitor.resources import MachineProbe
 from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.monitor.window import Window
+from intune_callbacks.net import Net, Return
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Resources, Stage
 
@@ -54,6 +55,9 @@ class Tuner:
         )
         self._probe = probe if probe is not None else MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
         self._guard = Guard(config)
+        self._net = Net(is_advice=config.mode != "tune")
+        self._epoch_batches: int | None = None
+        self._batches: int | None = None
         self._window = Window()
         self._totals = StepTotals()
         self._samples = 0
@@ -82,13 +86,34 @@ class Tuner:
         try:
             if not self._pace.is_due(totals):
                 return None
+            self._course.now = Mark(totals, self._samples)
             if self._pace.is_measuring:
                 return self._turn(totals, exposed_wait_s)
+            self._course.begin()
             self._window.restart(totals, self._samples, self._pipeline.stats(), exposed_wait_s)
-            self._pace.measure(totals)
+            self._pace.measure(totals, self._net.is_trying)
         except Exception as error:
             self._freeze(error)
         return None
+
+    def expect(self, epoch_batches: int | None, batches: int | None) -> None:
+        """Learn how long the run is going to be; changes that it is too short to earn back are not made.
+
+        Args:
+            epoch_batches: batches of one epoch, None if unknown.
+            batches: of the whole run, None if unknown.
+        """
+        self._epoch_batches, self._batches = epoch_batches, batches
+
+    def end(self, totals: StepTotals, samples: int = 0) -> None:
+        """The training is over: the figures of the whole run go up to here.
+
+        Args:
+            totals: the step timer's totals.
+            samples: trained on since the last turn.
+        """
+        self._samples += samples
+        self._totals = totals
 
     def rebind(self, pipeline: Pipeline) -> None:
         """Go on with new loader objects (a new epoch): what was tuned is carried over by stage name."""
@@ -114,6 +139,7 @@ class Tuner:
     def summary(self) -> dict[str, Any]:
         """Return all that the report needs, in plain JSON types."""
         course = self._course
+        course.now = Mark(self._totals, self._samples)
         first = course.before[0].allocation if course.before else {}
         events = [*self.history.events, *([self._pending] if self._pending and self._pending.is_eventful else [])]
         return {
@@ -127,8 +153,11 @@ class Tuner:
             "samples": self._samples,
             "stages": [asdict(stage) | {"first": first.get(stage.name, stage.current)} for stage in self._stages],
             "memory_soft_limit": self.config.memory_soft_limit,
-            "before": describe(tuple(course.before)),
-            "after": describe(course.after),
+            "before": course.describe_before(),
+            "after": course.describe_after(),
+            "whole": course.whole(),
+            "trials_s": self._net.harm_s,
+            "best": self._net.best,
             "decisions": [decision.to_json() for decision in events],
         }
 
@@ -189,14 +218,18 @@ class Tuner:
             self._resources(),
             totals.steps,
             exposed_wait_s,
+            epoch_batches=self._epoch_batches,
+            remaining_batches=None if self._batches is None else max(0, self._batches - totals.steps),
         )
         self._course.observed(observation)
+        self._net.begin(observation.stages)
+        self._net.watch(observation, totals)
         decision = self._decide(observation)
         pending, self._pending = self._pending, decision
         if decision.applied:
             self._settle()
         else:
-            self._pace.measure(totals)
+            self._pace.measure(totals, self._net.is_trying)
         if pending is not None:
             before = pending.observation.samples_per_s
             self.history.add(replace(pending, effect=observation.samples_per_s / before if before > 0.0 else None))
@@ -216,25 +249,46 @@ class Tuner:
         before = observation.allocation
         if self.config.mode == "observe":
             return Decision(observation, before, before, reason="observing")
-        alarm = self._guard.alarm(observation)
+        alarm, back = self._guard.alarm(observation), None
+        vetoes: tuple[str, ...] = ()
+        settled = False
         if alarm is not None:
-            proposed, reason, settled, ruling = _changes(alarm.allocation, before), alarm.vetoes[0], False, alarm
+            proposed, reason, ruling = _changes(alarm.allocation, before), alarm.vetoes[0], alarm
+        elif self.config.mode == "tune" and (back := self._net.back()) is not None:
+            proposed, reason = _changes(back.allocation, before), back.reason
+            ruling = self._guard.check(back.allocation, observation)
+            self._tell(back)
+        elif short := self._net.permit.why_too_short(observation):
+            return Decision(observation, before, before, reason=f"only measuring: {short}")
         else:
             proposal = self.policy.decide(observation)
             reason, settled = proposal.reason, proposal.settled
             wanted = clamp(proposal.allocation, observation.stages)
             proposed = _changes(wanted, before)
-            if not proposed:
-                self._note(settled)
-                return Decision(observation, before, before, reason=reason, settled=settled)
-            ruling = self._guard.check(wanted, observation)
+            permitted, why = self._net.permit.grant(proposed, observation)
+            vetoes = (why,) if why else ()
+            if not permitted:
+                self._note(settled or bool(proposed))
+                return Decision(observation, before, before, proposed, {}, reason, vetoes, settled=settled)
+            ruling = self._guard.check(permitted, observation)
         granted = _changes(ruling.allocation, before)
-        decision = Decision(observation, before, before, proposed, granted, reason, ruling.vetoes, settled=settled)
+        if back is not None and granted != proposed:
+            self._net.forget()  # the best of before is not to be had any more
+        vetoes += ruling.vetoes
+        decision = Decision(observation, before, before, proposed, granted, reason, vetoes, settled=settled)
         if self.config.mode == "advise" or not granted:
             self._note(settled)
             return decision
         after, resize_s = self._resize(granted, before)
+        if alarm is not None:
+            self._net.forget()  # where memory is short the best of before is no goal any more
         return replace(decision, after=after, applied=after != before, resize_s=resize_s)
+
+    def _tell(self, back: Return) -> None:
+        """Let the policy know; one of the user's own need not want to."""
+        learn = getattr(self.policy, "taken_back", None)
+        if learn is not None:
+            learn(back.failed, back.ratio)
 
     def _resize(self, changes: Allocation, before: Allocation) -> tuple[Allocation, float]:
         begin_s = self._clock.wall()
@@ -243,6 +297,7 @@ class Tuner:
         after = before | {name: value for name, value in applied.items() if name in before}
         if after != before:
             self._course.changed()
+            self._net.changed(after)
             self._read_stages()
         return after, resize_s
 
@@ -252,12 +307,13 @@ class Tuner:
         if self._course.changes:
             wanted |= {stage.name: stage.current for stage in self._stages}
         stages = self._read_stages()
+        self._net.begin(stages)
         if not wanted or self.config.mode != "tune":
             return
         now = Observation(0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, stages, {}, self._probe.read())
         changes = _changes(self._guard.check(wanted, now).allocation, now.allocation)
         if changes:
-            self._pipeline.resize(changes)
+            self._net.changed(now.allocation | self._pipeline.resize(changes))
             self._read_stages()
 
     def _read_stages(self) -> tuple[Stage, ...]:

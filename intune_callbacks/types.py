@@ -221,7 +221,8 @@ class Observation:
     Args:
         step: batches seen by the training loop so far.
         at_s: wall clock, seconds.
-        elapsed_s: length of the window, seconds, pauses (validation, checkpoints) taken out.
+        elapsed_s: length of the window, seconds, pauses (validation, checkpoints) taken out; of starts of epochs it has
+            the share that falls on its batches, whether or not one fell into it.
         batches: batches delivered in the window.
         samples: samples delivered in the window.
         batches_per_s: delivered batches / `elapsed_s`.
@@ -233,7 +234,7 @@ class Observation:
         resources: the machine now.
         latency_s: pipeline latency, mean seconds per batch spent blocked in the fetch.
         exposed_wait_frac: share of the window the GPU was idle for want of data; None without a GPU.
-        seam_s: seconds of the window's wait at starts of epochs: making the iterator, starting workers, first fetch.
+        seam_s: the part of `elapsed_s` for starts of epochs: making the iterator, starting workers, first fetch.
         epoch_batches: batches of one epoch; None while unknown or without end.
         remaining_s: seconds the training is expected to go on; None while unknown.
     """

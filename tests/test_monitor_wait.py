@@ -31,6 +31,12 @@ def fetch(timer: StepTimer, time: Time, seconds: float, delivered: bool = True) 
     timer.fetch_end(delivered)
 
 
+def seen(timer: StepTimer) -> tuple[float, ...]:
+    """Return steps, wait without starts of epochs, starts of epochs, model time, pauses and wall."""
+    t = timer.read()
+    return t.steps, t.wait_s - t.seam_s, t.seam_s, t.model_s, t.paused_s, t.wall_s
+
+
 def test_nothing_is_counted_before_the_first_fetch() -> None:
     timer, time = timer_at()
     time.now_s += 5
@@ -40,10 +46,11 @@ def test_nothing_is_counted_before_the_first_fetch() -> None:
     assert timer.read() == StepTotals()
 
 
-def test_the_start_up_of_the_pipeline_is_not_a_steps_wait() -> None:
+def test_the_start_up_of_the_pipeline_is_not_a_step() -> None:
     timer, time = timer_at()
     fetch(timer, time, 8)
-    assert timer.read() == StepTotals(steps=0, wait_s=0, model_s=0, paused_s=8, wall_s=8)
+    assert seen(timer) == (0, 0, 8, 0, 0, 8)
+    assert timer.read().first_batch_s == 8
 
 
 def test_a_step_is_model_time_and_then_wait() -> None:
@@ -53,7 +60,7 @@ def test_a_step_is_model_time_and_then_wait() -> None:
         time.now_s += 2
         fetch(timer, time, 1)
     time.now_s += 0.5
-    assert timer.read() == StepTotals(steps=3, wait_s=3, model_s=6.5, paused_s=8, wall_s=17.5)
+    assert seen(timer) == (3, 3, 8, 6.5, 0, 17.5)
 
 
 def test_reading_changes_nothing() -> None:
@@ -63,9 +70,9 @@ def test_reading_changes_nothing() -> None:
     assert timer.read() == timer.read()
     timer.fetch_begin()
     time.now_s += 4
-    assert timer.read().wait_s == 4
+    assert timer.read().wait_s == 5
     timer.fetch_end()
-    assert timer.read() == StepTotals(steps=1, wait_s=4, model_s=2, paused_s=1, wall_s=7)
+    assert seen(timer) == (1, 4, 1, 2, 0, 7)
 
 
 def test_pauses_are_taken_out_and_nest() -> None:
@@ -79,7 +86,7 @@ def test_pauses_are_taken_out_and_nest() -> None:
     time.now_s += 10
     timer.resume()
     time.now_s += 1
-    assert timer.read() == StepTotals(steps=0, wait_s=0, model_s=1, paused_s=30, wall_s=31)
+    assert seen(timer) == (0, 0, 0, 1, 30, 31)
 
 
 def test_a_pause_inside_a_fetch_returns_to_waiting() -> None:
@@ -92,7 +99,7 @@ def test_a_pause_inside_a_fetch_returns_to_waiting() -> None:
     timer.resume()
     time.now_s += 2
     timer.fetch_end()
-    assert timer.read() == StepTotals(steps=1, wait_s=3, model_s=0, paused_s=10, wall_s=13)
+    assert seen(timer) == (1, 3, 0, 0, 10, 13)
 
 
 @pytest.mark.parametrize("end_first", [False, True])
@@ -131,7 +138,7 @@ def test_a_fetch_without_begin_starts_the_wall_or_ends_a_step() -> None:
     timer.fetch_end()
     time.now_s += 4
     timer.fetch_end()
-    assert timer.read() == StepTotals(steps=1, wait_s=0, model_s=4, paused_s=0, wall_s=4)
+    assert seen(timer) == (1, 0, 0, 4, 0, 4)
 
 
 def test_the_fetch_that_finds_the_end_is_a_wait_but_no_step() -> None:
@@ -143,8 +150,8 @@ def test_the_fetch_that_finds_the_end_is_a_wait_but_no_step() -> None:
         fetch(timer, time, 0.5, delivered=False)
         timer.pause()
         time.now_s += 100
-    # Six batches; the first ended the start-up and began step one.
-    assert timer.read() == StepTotals(steps=5, wait_s=6, model_s=12, paused_s=201, wall_s=219)
+    # Six batches; the first of each epoch ended its start.
+    assert seen(timer) == (5, 5, 2, 12, 200, 219)
 
 
 def test_an_empty_first_fetch_is_still_start_up() -> None:
@@ -152,10 +159,10 @@ def test_an_empty_first_fetch_is_still_start_up() -> None:
     fetch(timer, time, 1, delivered=False)
     time.now_s += 1
     fetch(timer, time, 1)
-    assert timer.read() == StepTotals(steps=0, wait_s=0, model_s=0, paused_s=3, wall_s=3)
+    assert seen(timer) == (0, 0, 3, 0, 0, 3)
 
 
-calls = st.sampled_from(["fetch_begin", "fetch_end", "pause", "resume", "stop", "read"])
+calls = st.sampled_from(["epoch_begin", "fetch_begin", "fetch_end", "pause", "resume", "stop", "read"])
 
 
 # Multiples of 1/8 s add up without rounding, so equality is exact.
@@ -165,7 +172,7 @@ def test_any_order_of_calls_adds_up_to_the_wall_and_never_goes_back(script: list
     first_s: float | None = None
     before = StepTotals()
     for call, eighths in script:
-        if first_s is None and call in ("fetch_begin", "fetch_end", "stop"):
+        if first_s is None and call in ("epoch_begin", "fetch_begin", "fetch_end", "stop"):
             first_s = time.now_s
         if call == "stop":
             timer.fetch_end(delivered=False)
@@ -175,7 +182,7 @@ def test_any_order_of_calls_adds_up_to_the_wall_and_never_goes_back(script: list
         now = timer.read()
         assert now.wait_s + now.model_s + now.paused_s == now.wall_s
         assert now.wall_s == (0 if first_s is None else time.now_s - first_s)
-        for name in ("steps", "wait_s", "model_s", "paused_s", "wall_s"):
+        for name in ("steps", "wait_s", "model_s", "paused_s", "wall_s", "seam_s", "epochs"):
             assert getattr(now, name) >= getattr(before, name)
         before = now
 
@@ -192,9 +199,29 @@ def test_planted_times_are_found_again(steps: list[tuple[int, int, int]]) -> Non
         fetch(timer, time, wait / 8)
     totals = timer.read()
     assert totals.steps == len(steps)
-    assert totals.wait_s == sum(s[0] for s in steps) / 8
+    assert totals.wait_s - totals.seam_s == sum(s[0] for s in steps) / 8
     assert totals.model_s == sum(s[1] for s in steps) / 8
-    assert totals.paused_s == sum(s[2] for s in steps) / 8 + 3
+    assert totals.paused_s == sum(s[2] for s in steps) / 8
+    assert totals.seam_s == totals.first_batch_s == 3
+
+
+def test_what_comes_before_an_epochs_first_batch_is_its_start() -> None:
+    timer, time = timer_at()
+    for start_s, workers_s, batches in ((7, 1, 4), (2, 3, 6), (5, 0, 3)):
+        timer.epoch_begin()
+        time.now_s += workers_s  # the iterator is made outside of any fetch
+        fetch(timer, time, start_s)
+        for _ in range(batches - 1):
+            time.now_s += 1
+            fetch(timer, time, 1)
+        timer.pause()
+        time.now_s += 50  # validation
+    totals = timer.read()
+    assert totals.seam_s == 18
+    assert (totals.epochs, totals.first_batch_s) == (3, 8)
+    assert (totals.epoch_start_s, totals.epoch_batches) == (5, 6), "of the last start, and the last whole epoch"
+    assert totals.paused_s == 150
+    assert totals.wait_s == 18 + 3 + 5 + 2
 
 
 def test_the_default_clock_is_the_real_one() -> None:

@@ -33,13 +33,15 @@ class Pace:
         slow_s = 10.0 * max(1.0, config.decide_every_s)
         self._settle_slow_s = max(1.0, config.decide_every_s)
         self._decision = _Gate(config.decide_every_batches, config.decide_every_s, 2, slow_s)
+        # A trial is looked at sooner: it may cost.
+        self._trial = _Gate(max(1, config.decide_every_batches // 2), config.decide_every_s / 2, 1, slow_s / 2)
         self._gate = _Gate(config.warmup_batches, 0.0, 2, slow_s / 3.0)
         self._steps, self._active_s = 0, 0.0
 
     @property
     def is_measuring(self) -> bool:
         """True while a window is open; False during warm-up and while a resize settles."""
-        return self._gate is self._decision
+        return self._gate in (self._decision, self._trial)
 
     def is_due(self, totals: StepTotals) -> bool:
         """Return True when the present phase is over."""
@@ -49,9 +51,9 @@ class Pace:
         regular = steps >= gate.steps and active_s >= gate.active_s
         return regular or (steps >= gate.slow_steps and active_s >= gate.slow_s)
 
-    def measure(self, totals: StepTotals) -> None:
-        """Begin a window."""
-        self._begin(self._decision, totals)
+    def measure(self, totals: StepTotals, is_trial: bool = False) -> None:
+        """Begin a window, half as long for a trial."""
+        self._begin(self._trial if is_trial else self._decision, totals)
 
     def settle(self, totals: StepTotals, window: int) -> None:
         """Leave out the batches that were finished, or begun, before a resize.

@@ -8,7 +8,7 @@ from intune_callbacks.types import Clock
 
 __all__ = ["StepTimer", "StepTotals"]
 
-_WAIT, _MODEL, _PAUSED = 0, 1, 2
+_WAIT, _MODEL, _PAUSED, _SEAM = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,15 @@ class StepTotals:
 
     Args:
         steps: finished steps; a step goes from one delivered batch to the next.
-        wait_s: seconds the loop was blocked in the fetch.
+        wait_s: seconds the loop was blocked in the fetch, starts of epochs included.
         model_s: seconds of the steps outside the fetch.
-        paused_s: seconds that belong to no step: validation, checkpoints, the start-up of the pipeline.
-        wall_s: seconds since the first fetch began; ``wait_s + model_s + paused_s == wall_s`` up to rounding.
+        paused_s: seconds that belong to no step: validation, checkpoints.
+        wall_s: seconds since the first epoch began; ``wait_s + model_s + paused_s == wall_s`` up to rounding.
         seam_s: seconds of `wait_s` spent at starts of epochs: making the iterator, starting workers, first fetch.
-        epochs: epochs begun.
+        epochs: epochs whose first batch was delivered.
+        first_batch_s: seconds until the first batch of all; 0.0 while there is none.
+        epoch_start_s: seconds the last start of an epoch took; 0.0 in the first one, which also starts the program.
+        epoch_batches: batches of the last whole epoch, 0 in the first one.
     """
 
     steps: int = 0
@@ -32,6 +35,9 @@ class StepTotals:
     wall_s: float = 0.0
     seam_s: float = 0.0
     epochs: int = 0
+    first_batch_s: float = 0.0
+    epoch_start_s: float = 0.0
+    epoch_batches: int = 0
 
 
 class StepTimer:
@@ -40,8 +46,8 @@ class StepTimer:
     The wait is the time inside the fetch and never the gap between two batch hooks: the gap also holds GPU work and
     collectives and reads up to twice too high (https://github.com/lightly-ai/lightly-train/pull/749).
 
-    The first batch ends the pipeline's start-up, not a step: everything before it counts as paused. A fetch ends any
-    pause, so a lost `resume` costs one step's accuracy and not the rest of the run.
+    What comes before an epoch's first batch is that epoch's start: making the iterator, starting workers, filling
+    buffers. A fetch ends any pause, so a lost `resume` costs one step's accuracy and not the rest of the run.
 
     Args:
         clock: its `wall` is read once per call; the real one by default.
@@ -49,17 +55,26 @@ class StepTimer:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._now = (clock or Clock()).wall
-        self._spent = [0.0, 0.0, 0.0]
-        self._state = self._state_below_pause = _PAUSED
+        self._spent = [0.0, 0.0, 0.0, 0.0]
+        self._state = self._state_below_pause = _SEAM
         self._pauses = 0
-        self._batches = 0
+        self._batches = self._epochs = 0
+        self._is_starting = True
         self._start: float | None = None
-        self._last = 0.0
+        self._last = self._first_batch_s = 0.0
+        self._seams_before_s = self._epoch_start_s = 0.0
+        self._batches_before = self._epoch_batches = 0
+
+    def epoch_begin(self) -> None:
+        """An epoch begins; up to its first batch the loop waits for it to start."""
+        self._pauses = 0
+        self._is_starting = True
+        self._enter(_SEAM)
 
     def fetch_begin(self) -> None:
         """The loop asks for the next batch."""
         self._pauses = 0
-        self._enter(_WAIT if self._batches else _PAUSED)
+        self._enter(_SEAM if self._is_starting else _WAIT)
 
     def fetch_end(self, delivered: bool = True) -> None:
         """The loop has its batch, or learned that there is none.
@@ -70,7 +85,11 @@ class StepTimer:
         self._pauses = 0
         # A fetch whose begin was missed (the timer came late) has no wait to count: it starts the measurement.
         self._batches += delivered
-        self._enter(_MODEL if self._batches else _PAUSED)
+        self._enter(_MODEL if self._batches else _SEAM)
+        if delivered and self._is_starting:
+            self._started()
+        # What comes after the end is the start of another epoch.
+        self._is_starting = self._is_starting or not delivered
 
     def pause(self) -> None:
         """What follows belongs to no step; pauses may be nested."""
@@ -96,7 +115,29 @@ class StepTimer:
         now = self._now()
         spent = self._spent.copy()
         spent[self._state] += now - self._last
-        return StepTotals(max(self._batches - 1, 0), spent[_WAIT], spent[_MODEL], spent[_PAUSED], now - self._start)
+        return StepTotals(
+            steps=max(self._batches - 1, 0),
+            wait_s=spent[_WAIT] + spent[_SEAM],
+            model_s=spent[_MODEL],
+            paused_s=spent[_PAUSED],
+            wall_s=now - self._start,
+            seam_s=spent[_SEAM],
+            epochs=self._epochs,
+            first_batch_s=self._first_batch_s,
+            epoch_start_s=self._epoch_start_s,
+            epoch_batches=self._epoch_batches,
+        )
+
+    def _started(self) -> None:
+        """Take note of what the start of this epoch took, and of how many batches the one before had."""
+        self._is_starting, seams_s, batches = False, self._spent[_SEAM], self._batches - 1
+        if self._epochs:
+            self._epoch_start_s = seams_s - self._seams_before_s
+            self._epoch_batches = batches - self._batches_before
+        elif self._start is not None:
+            self._first_batch_s = self._last - self._start
+        self._epochs += 1
+        self._seams_before_s, self._batches_before = seams_s, batches
 
     def _enter(self, state: int) -> None:
         now = self._now()

@@ -112,6 +112,9 @@ class Window:
         resources: Resources,
         step: int,
         exposed_wait_s: float | None = None,
+        *,
+        epoch_batches: int | None = None,
+        remaining_batches: int | None = None,
     ) -> Observation:
         """Close the window, begin the next one, and return what happened in it.
 
@@ -123,11 +126,18 @@ class Window:
             resources: the machine now.
             step: batches seen by the training loop so far.
             exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
+            epoch_batches: batches of one epoch; None takes those of the last one.
+            remaining_batches: batches still to come; None while unknown.
 
         Returns:
             The observation; its `elapsed_s` is wait plus model time, pauses taken out.
         """
-        steps, wait_s, model_s = _steps_between(self._totals, totals)
+        steps, wait_s, model_s, seam_s = _steps_between(self._totals, totals)
+        epoch_batches = epoch_batches or totals.epoch_batches or None
+        # Each window gets its batches' share of the start of an epoch: else one with a start in it would look slow, and
+        # one without too fast.
+        share_s = totals.epoch_start_s * steps / epoch_batches if epoch_batches is not None else seam_s
+        wait_s = max(wait_s - seam_s, 0.0) + share_s
         elapsed_s = wait_s + model_s
         new_samples = samples - self._samples if samples >= self._samples else samples
         stage_rates: Mapping[str, StageRates] = rates(self._stats, stats, stages)
@@ -151,10 +161,18 @@ class Window:
             resources=resources,
             latency_s=_ratio(wait_s, steps),
             exposed_wait_frac=exposed_frac,
+            seam_s=share_s,
+            epoch_batches=epoch_batches,
+            remaining_s=None if remaining_batches is None else remaining_batches * _ratio(elapsed_s, steps),
         )
 
 
-def _steps_between(before: StepTotals, after: StepTotals) -> tuple[int, float, float]:
+def _steps_between(before: StepTotals, after: StepTotals) -> tuple[int, float, float, float]:
     if after.wall_s < before.wall_s or after.steps < before.steps:  # another timer
         before = StepTotals()
-    return after.steps - before.steps, after.wait_s - before.wait_s, after.model_s - before.model_s
+    return (
+        after.steps - before.steps,
+        after.wait_s - before.wait_s,
+        after.model_s - before.model_s,
+        after.seam_s - before.seam_s,
+    )
