@@ -83,15 +83,15 @@ class Net:
     """Watches every window and has a say before each change; knows no policy and no framework.
 
     Args:
-        is_advice: see `Permit`.
+        trial_s: see `Permit`.
 
     Attributes:
         permit: what may be tried.
         harm_s: seconds that allocations which were worse than the best have cost so far.
     """
 
-    def __init__(self, is_advice: bool = False) -> None:
-        self.permit = Permit(is_advice)
+    def __init__(self, trial_s: float = 1.0) -> None:
+        self.permit = Permit(trial_s)
         self.harm_s = 0.0
         self._trials: dict[tuple[tuple[str, int], ...], _Trial] = {}
         self._now: _Trial | None = None
@@ -109,8 +109,12 @@ class Net:
 
     @property
     def best(self) -> Allocation:
-        """The best allocation measured, the start included; empty before the first window."""
-        return dict(self._best.allocation) if self._best is not None else {}
+        """The best allocation measured, the start included, or the present one if it is as good; empty at first."""
+        now, best = self._now, self._best
+        if now is None or best is None:
+            return {}
+        is_as_good = len(now.logs) >= ENOUGH and self._gain(now, best) >= -LEAST_MARGIN
+        return dict(now.allocation if is_as_good else best.allocation)
 
     def begin(self, stages: tuple[Stage, ...]) -> None:
         """Take the values of `stages` for the user's own, unless they are known already."""

@@ -26,15 +26,15 @@ class Permit:
     """What is known of failed trials, and the rules for new ones.
 
     Args:
-        is_advice: nothing is tried in this run, only advised for others: how long it lasts does not matter.
+        trial_s: seconds a trial takes, besides the start of its workers; 0 where nothing is tried but only advised.
 
     Attributes:
         is_spent: trials have cost as much as they may.
         wall_s: length of the run so far, seconds.
     """
 
-    def __init__(self, is_advice: bool = False) -> None:
-        self._is_advice = is_advice
+    def __init__(self, trial_s: float = 1.0) -> None:
+        self._trial_s = trial_s
         self.is_spent, self.wall_s = False, 0.0
         self._own: Allocation = {}
         self._highest: Allocation = {}
@@ -122,7 +122,7 @@ class Permit:
         # Of a run of unknown length as much is expected to come as has passed.
         left_s = self.wall_s if seen.remaining_s is None else seen.remaining_s
         wait = _wait(seen)
-        if self._is_advice or wait < WORTH_WAIT or wait * left_s >= EARNED_BACK * (TRIAL_S + start_s):
+        if wait < WORTH_WAIT or not self._trial_s or wait * left_s >= EARNED_BACK * (self._trial_s + start_s):
             return ""
         return f"about {left_s:.0f} s are left, with {percent(wait)} of waiting: too few to earn a change back"
 

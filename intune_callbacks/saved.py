@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from intune_callbacks import plain_yaml
@@ -18,7 +17,7 @@ from intune_callbacks.files import write_whole
 from intune_callbacks.fingerprint import differences, fingerprint
 from intune_callbacks.history import Decision, describe
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Allocation, Observation
+from intune_callbacks.types import Allocation
 
 __all__ = ["WarmStart", "write_found"]
 
@@ -188,19 +187,12 @@ class WarmStart:
 
 
 def _best(decisions: Sequence[Decision], summary: Mapping[str, Any]) -> tuple[Allocation, Mapping[str, Any]]:
-    """Return what the policy holds, or else the best allocation that was measured, and how it did.
-
-    A policy that has not settled may have ended on a trial.
-    """
-    if decisions[-1].settled:
-        return {stage["name"]: stage["current"] for stage in summary["stages"]}, summary["after"]
-    seen: dict[tuple[tuple[str, int], ...], list[Observation]] = {}
-    for decision in decisions:
-        seen.setdefault(tuple(decision.before.items()), []).append(decision.observation)
-    # The largest of single windows would be the luckiest.
-    often = {allocation: windows for allocation, windows in seen.items() if len(windows) > 1} or seen
-    best = max(often, key=lambda allocation: median(window.samples_per_s for window in often[allocation]))
-    return dict(best), describe(often[best])
+    """Return the best allocation that was measured, and how it did: a run may have ended on a trial."""
+    now = {stage["name"]: stage["current"] for stage in summary["stages"]}
+    best = {**now, **summary["best"]} if summary["best"].keys() == now.keys() else now
+    if best == now:
+        return now, summary["after"]
+    return best, describe([d.observation for d in decisions if d.before == best])
 
 
 def _figures(side: Mapping[str, Any]) -> dict[str, Any]:
