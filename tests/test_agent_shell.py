@@ -14,7 +14,6 @@ from intune_callbacks.agent.moves import STAY
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, JUMP, ShellConfig, Values
 from intune_callbacks.agent.shell import Shell
 from intune_callbacks.agent.view import View
-from intune_callbacks.agent.weights import shipped
 from intune_callbacks.sim.env import Env
 from intune_callbacks.sim.machines import BUFFER, Machines, sample
 from intune_callbacks.sim.oracle import best
@@ -242,16 +241,6 @@ def test_one_pipeline_is_decided_for_as_it_is_among_many(values: Values | None) 
             np.testing.assert_array_equal(value[0], many.values[t][row], err_msg=f"machine {row}, decision {t}")
             np.testing.assert_array_equal(window[0], many.windows[t][row])
             assert one.phase[0] == many.phases[t][row]
-
-
-def test_the_shipped_network_decides_for_one_as_for_many() -> None:
-    many = Seen(Shell(shipped()), sample(12, np.random.default_rng(11)), 40)
-    different = 0
-    for row in range(12):
-        one = Shell(shipped())
-        for t, view in enumerate(many.views):
-            different += int((one.act(row_of(view, row))[0][0] != many.values[t][row]).any())
-    assert different == 0
 
 
 def test_slots_that_do_not_exist_do_not_matter() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from intune_callbacks.agent.network import Network
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, ShellConfig, Values
 from intune_callbacks.agent.reward import utility
 from intune_callbacks.agent.shell import Shell
+from intune_callbacks.agent.view import Floats, View
 from intune_callbacks.agent.weights import shipped
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.types import Allocation, Observation, Proposal, Stage
@@ -77,11 +77,11 @@ class Dqn:
             return Proposal(reason="measuring: some stage has made too few items to be judged")
         weight = {name: max(shares) for name, shares in self._shares.items()}
         view = view_of(observation, weight, self._fitter.counts(), partial(self._expected, slots))
-        value, window = self._shell.act_of_one(view)
+        (value,), (window,) = self._shell.act(view)
         if self._tuner is not None:
             used = (view.value * view.worker_weight).sum(1) / np.maximum(view.budget, 1e-9)
             self._tuner.record(self._shell.moved, utility(view.rate, view.memory, used))
-        reason = self._reason(view.one, value, slots)
+        reason = self._reason(view, value, slots)
         return Proposal(_changes(observation, slots, value, window), reason, bool(self._shell.phase[0] == HOLD))
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:
@@ -117,8 +117,10 @@ class Dqn:
         """Worker seconds per batch the curves expect of the present allocation."""
         if self._shell.track is None:
             return {}
-        curves, known = self._shell.track.curves, self._shell.track.view.one.workers
-        return {stage.name: curves.one.service_s(i, stage.current) for i, stage in enumerate(slots) if known[i]}
+        track = self._shell.track
+        expected_s = track.curves.service_s(np.array([[stage.current for stage in slots]], float))
+        named = zip(slots, expected_s[0].tolist(), track.view.workers[0].tolist(), strict=True)
+        return {stage.name: seconds for stage, seconds, known in named if known}
 
     def _learn_shares(self, observation: Observation) -> None:
         """Remember the CPUs a busy worker takes: on a crowded machine the present share is too low."""
@@ -129,12 +131,12 @@ class Dqn:
                     seen = self._shares[name] = deque(maxlen=REMEMBERED_WINDOWS)
                 seen.append(min(1.0, rates.service_cpu_s / rates.service_s))
 
-    def _reason(self, now: SimpleNamespace, value: list[float], slots: list[Stage]) -> str:
-        why = self._phase_reason(now.value, value, slots)
-        over = now.full_memory > self._config.memory_limit
+    def _reason(self, now: View, value: Floats, slots: list[Stage]) -> str:
+        why = self._phase_reason(now.value[0], value, slots)
+        over = now.full_memory[0] > self._config.memory_limit
         return f"full windows would pass the memory limit; {why}" if over else why
 
-    def _phase_reason(self, before: list[float], after: list[float], slots: list[Stage]) -> str:
+    def _phase_reason(self, before: Floats, after: Floats, slots: list[Stage]) -> str:
         moves = [(s.name, int(b), int(a)) for s, b, a in zip(slots, before, after, strict=True) if a != b]
         names = ", ".join([f"{name} {b}>{a}" for name, b, a in moves])
         shell = self._shell
@@ -159,7 +161,7 @@ def _fine_tuner(start: Network) -> FineTuner:
     return FineTuner(start)
 
 
-def _changes(observation: Observation, slots: list[Stage], value: list[float], window: list[float]) -> Allocation:
+def _changes(observation: Observation, slots: list[Stage], value: Floats, window: Floats) -> Allocation:
     windows = {stage.window_of: stage for stage in observation.stages if stage.window_of is not None}
     changes: Allocation = {}
     for stage, units, wide in zip(slots, value, window, strict=True):

@@ -14,10 +14,7 @@ __all__ = ["BURST", "CONFIRM", "HOLD", "JUMP", "Moved", "ShellConfig", "Values"]
 
 JUMP, BURST, CONFIRM, HOLD = range(4)
 Values = Callable[[NDArray[Any], NDArray[Any], Bools], NDArray[Any]]
-"""Slot states [N, S, F], pipeline states [N, G], slots that exist [N, S] -> value of every move [N, S, 5].
-
-One pipeline comes without the N.
-"""
+"""Slot states [N, S, F], pipeline states [N, G], slots that exist [N, S] -> value of every move [N, S, 5]."""
 
 
 @dataclass(frozen=True, slots=True)

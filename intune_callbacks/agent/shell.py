@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from intune_callbacks.agent.burst import Step, gain_of_one, step_of_one, windows_of_one
 from intune_callbacks.agent.features import features
 from intune_callbacks.agent.moves import MOVES, STAY, allowed, at, best_moves
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, JUMP, Moved, ShellConfig, Values
-from intune_callbacks.agent.progress import INPUT_BOUND, SETTLED, Progress
-from intune_callbacks.agent.target import fit_budget, fit_memory, target, target_of_one, windows_for
-from intune_callbacks.agent.track_one import NOBODY
+from intune_callbacks.agent.progress import Progress
+from intune_callbacks.agent.target import fit_budget, fit_memory, target, windows_for
+from intune_callbacks.agent.track import NOBODY
 from intune_callbacks.agent.view import Floats, View
 
 __all__ = ["Shell"]
@@ -41,40 +38,18 @@ class Shell(Progress):
         super().__init__(config or ShellConfig(), has_agent=values is not None)
         self.values, self.explore, self.quanta = values, explore, quanta
         self.rng = rng or np.random.default_rng(0)
-        self._moved: Moved | None = None
-        self._step: Step | None = None
-
-    @property
-    def moved(self) -> Moved | None:
+        self.moved: Moved | None = None
         """What the network decided last, for the learner; None when it was not asked."""
-        return self._step.moved() if self._step is not None else self._moved
 
     @property
     def is_moving(self) -> bool:
         """True while the network decides for the only pipeline."""
-        if self._step is not None:
-            return self._step.is_followed
-        return self._moved is not None and bool(self._moved.followed[0])
+        return self.moved is not None and bool(self.moved.followed[0])
 
     def act(self, view: View) -> tuple[Floats, Floats]:
         """Return values and windows, [N, S], for the next decision."""
-        if view.is_one:
-            value, window = self.act_of_one(view)
-            return np.array([value]), np.array([window])
         self._take(view)
-        self._step = self._moved = None
-        return self._act(view)
-
-    def act_of_one(self, view: View) -> tuple[list[float], list[float]]:
-        """Return what `act` does for one pipeline, by slot."""
-        self._take(view)
-        self._step = self._moved = None
-        if (decided := self._in_numbers(view)) is not None:
-            return decided
-        value, window = self._act(view)
-        return value[0].tolist(), window[0].tolist()
-
-    def _act(self, view: View) -> tuple[Floats, Floats]:
+        self.moved = None
         assert self.track is not None
         track, c = self.track, self.config
         self._wake(view)
@@ -90,36 +65,6 @@ class Shell(Progress):
         value = self._burst(view, value, aimed)
         value = self._confirm(value)
         return self._guarded(view, value)
-
-    def _in_numbers(self, view: View) -> tuple[list[float], list[float]] | None:
-        """Do what `_act` does for one pipeline in the midst of a burst or of holding, in plain numbers; else None."""
-        assert self.track is not None
-        track, c, one, phase = self.track, self.config, view.one, int(self.phase[0])
-        if phase not in (BURST, HOLD) or not one.alive or track.one.resized:
-            return None
-        bound, held = math.log(max(INPUT_BOUND * one.demand, 1e-12)) > track.one.smooth, int(self._held[0])
-        if phase == HOLD:
-            if held + 1 >= self._wait[0] or (held >= SETTLED and track.one.low >= 4):
-                return None
-            self._held[0], value = held + 1, one.value
-        else:
-            left = int(self._left[0])
-            if not bound or left <= 0 or self._idle[0] >= c.patience or self.explore > 0.0:
-                return None
-            aimed = target_of_one(one, track.curves.one, c.usable)
-            if left % c.review == 0 and gain_of_one(one, track.curves.one, aimed) > c.worth:
-                return None
-            assert self.values is not None
-            self._step = step_of_one(view, track, aimed, self.values, c, self.quanta)
-            value = self._step.value
-            still = value == one.value and self._step.is_followed
-            self._held[0], self._left[0], self._idle[0] = 0, left - 1, self._idle[0] + 1 if still else 0
-        window = windows_of_one(one, track.curves.one.cv, value, bound, c.memory_limit)
-        if window is None:
-            self._bound = np.array([bound])
-            values, windows = self._guarded(view, np.array([value]))
-            return values[0].tolist(), windows[0].tolist()
-        return value, window
 
     def _probe(self, view: View, value: Floats) -> Floats:
         assert self.track is not None
@@ -164,7 +109,7 @@ class Shell(Progress):
         value = np.where(back[:, None], best, np.where(rows[:, None], next_, value))
         still = (moves == STAY).all(1) & ~back
         self._idle = np.where(rows, (self._idle + 1) * still, self._idle)
-        self._moved = Moved(slots, pipeline, view.mask, moves, fine, view.weight, room, rows & ~back)
+        self.moved = Moved(slots, pipeline, view.mask, moves, fine, view.weight, room, rows & ~back)
         return value
 
     def _confirm(self, value: Floats) -> Floats:
