@@ -14,6 +14,7 @@ from intune_callbacks.agent.moves import STAY
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, JUMP, ShellConfig, Values
 from intune_callbacks.agent.shell import Shell
 from intune_callbacks.agent.view import View
+from intune_callbacks.agent.weights import shipped
 from intune_callbacks.sim.env import Env
 from intune_callbacks.sim.machines import BUFFER, Machines, sample
 from intune_callbacks.sim.oracle import best
@@ -78,20 +79,19 @@ def test_phases_come_in_order() -> None:
     assert BURST not in without and without[0] == JUMP and without[-1] == HOLD
 
 
-def test_probes_with_half_of_the_workers_then_jumps() -> None:
-    seen = Seen(Shell(None), plain(1, stages=3, cpus=32), 3)
-    first, now = seen.values[0][0, :3], seen.views[0].value[0, :3]
-    assert (first == np.round(0.5 * now)).all()
-    # One decision later the stages are in proportion to their cost.
-    work_s = seen.env.work_s[0, :3]
-    per_work = seen.values[2][0, :3] / work_s
+def test_the_first_jumps_bring_the_stages_in_proportion_to_their_cost() -> None:
+    seen = Seen(Shell(None), plain(1, stages=3, cpus=32), 8)
+    per_work = seen.values[-1][0, :3] / seen.env.work_s[0, :3]
     assert per_work.max() / per_work.min() < 1.6
-    assert 0.8 * 32 <= seen.values[2][0, :3].sum() <= 32
+    assert 0.8 * 32 <= seen.values[-1][0, :3].sum() <= 32
 
 
-def test_probe_can_be_left_out() -> None:
-    seen = Seen(Shell(None, ShellConfig(probe=1.0)), plain(1, stages=3, cpus=32), 1)
-    assert seen.values[0][0, :3].sum() >= seen.views[0].value[0, :3].sum()
+def test_no_decision_gives_all_stages_fewer_workers_to_learn_from_it() -> None:
+    seen = Seen(Shell(shipped()), sample(32, np.random.default_rng(5)), 60)
+    for value, view in zip(seen.values, seen.views, strict=True):
+        workers = view.mask & ~view.is_buffer
+        fewer = np.where(workers, value <= np.maximum(0.6 * view.value, view.low), True).all(1)
+        assert not (fewer & view.alive & (view.value * workers > 1).any(1)).any()
 
 
 def test_jump_and_hold_alone_come_near_the_best_of_plain_machines() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from intune_callbacks.agent.view import View
 from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.types import Observation, Stage, StageRates
 
-__all__ = ["Counted", "slots_of", "view_of"]
+__all__ = ["Counted", "awake", "slots_of", "view_of"]
 
 LEAST_NOISE = 0.05
 MOST_WHOLE = 2
@@ -38,6 +39,20 @@ class Counted(Protocol):
     @property
     def cv(self) -> float:
         """Coefficient of variation of single service times."""
+
+
+def awake(observation: Observation) -> Observation:
+    """Return the observation with one worker where there is none: one that computes inside the training loop.
+
+    Policies know stages of one worker and more; that no worker at all may be better is not theirs to find.
+    """
+    if all(stage.kind == "memory" or stage.low > 0 for stage in observation.stages):
+        return observation
+    stages = [
+        s if s.kind == "memory" else replace(s, low=max(1, s.low), high=max(1, s.high), current=max(1, s.current))
+        for s in observation.stages
+    ]
+    return replace(observation, stages=tuple(stages))
 
 
 def slots_of(stages: Sequence[Stage]) -> list[Stage]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from intune_callbacks.agent.features import features
 from intune_callbacks.agent.moves import MOVES, STAY, allowed, at, best_moves
-from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, JUMP, Moved, ShellConfig, Values
+from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, Moved, ShellConfig, Values
 from intune_callbacks.agent.progress import Progress
 from intune_callbacks.agent.target import fit_budget, fit_memory, target, windows_for
 from intune_callbacks.agent.track import NOBODY
@@ -42,6 +42,11 @@ class Shell(Progress):
         """What the network decided last, for the learner; None when it was not asked."""
 
     @property
+    def is_jumping(self) -> bool:
+        """True where the only pipeline goes to the fitted allocation now."""
+        return bool(self._jumped[0])
+
+    @property
     def is_moving(self) -> bool:
         """True while the network decides for the only pipeline."""
         return self.moved is not None and bool(self.moved.followed[0])
@@ -53,28 +58,23 @@ class Shell(Progress):
         assert self.track is not None
         track, c = self.track, self.config
         self._wake(view)
-        value = self._probe(view, view.value)
+        value = view.value
         want = self._wants_target(view)
         aimed = target(view, track.curves, c.usable) if want.any() else view.value
         self._look(view, aimed)
         jump = self._jump | self._look_jump | self._again_jump
+        # What failed is left alone also where a jump is due.
+        jump &= ~self._has_failed(view.value, np.where(view.workers, aimed, view.value))
+        self._jumped = jump
         if jump.any():
             value = np.where(jump[:, None] & view.workers, aimed, value)
             buffer = np.minimum(np.maximum(float(c.buffer), view.low), view.high)
             value = np.where(jump[:, None] & view.mask & view.is_buffer, buffer, value)
         value = self._burst(view, value, aimed)
-        value = self._confirm(value)
-        return self._guarded(view, value)
-
-    def _probe(self, view: View, value: Floats) -> Floats:
-        assert self.track is not None
-        if self.track.decisions != self.config.probe_at or self.config.probe >= 1.0:
-            return value
-        fewer = np.where(view.workers, np.maximum(np.round(view.value * self.config.probe), view.low), value)
-        rows = (self.phase == JUMP) & (fewer != view.value).any(1)
-        # Where there is nothing to take away the first jump need not wait.
-        self._early = (self.phase == JUMP) & ~rows
-        return np.where(rows[:, None], fewer, value)
+        value = self._confirm(view, value)
+        value, window = self._guarded(view, value)
+        self.asked = value
+        return value, window
 
     def _burst(self, view: View, value: Floats, aimed: Floats) -> Floats:
         assert self.track is not None
@@ -83,6 +83,8 @@ class Shell(Progress):
             return value
         track, c = self.track, self.config
         best = track.best[0]
+        # A move that was not granted is none.
+        self._idle[track.last_move.any(1)] = 0
         over = rows & ((self._left <= 0) | (self._idle >= c.patience))
         self.phase[over] = CONFIRM
         self._left -= rows
@@ -103,22 +105,26 @@ class Shell(Progress):
         gain = (at(q, moves) - q[..., STAY]).sum(1)
         weak = (gain / np.maximum(view.mask.sum(1), 1) < c.gate) & (room >= 0.0)
         moves = np.where(weak[:, None], STAY, moves)
+        moves = np.where(self._has_failed(view.value, view.value + MOVES[moves])[:, None], STAY, moves)
         next_ = view.value + MOVES[moves]
         # What is clearly worse than the best known is left, not walked out of.
         back = rows & (track.low >= 3)
         value = np.where(back[:, None], best, np.where(rows[:, None], next_, value))
-        still = (moves == STAY).all(1) & ~back
-        self._idle = np.where(rows, (self._idle + 1) * still, self._idle)
+        self._idle += rows
         self.moved = Moved(slots, pipeline, view.mask, moves, fine, view.weight, room, rows & ~back)
         return value
 
-    def _confirm(self, value: Floats) -> Floats:
-        """Measure what may be the best until it is sure; then hold."""
+    def _confirm(self, view: View, value: Floats) -> Floats:
+        """Measure what may be the best until it is sure; then hold. What is asked for and not granted ends it, too."""
         assert self.track is not None
         track = self.track
         rows = (self.phase == CONFIRM) & ~self._look_jump
         if not rows.any():
             return value
+        refused = rows & self._refused
+        self.phase[refused] = HOLD
+        self._held[refused], self._trusted[refused] = 0, False
+        rows &= ~refused
         score, n = track.score, np.arange(len(value))
         hope = track.mean + track.noise[:, None] / np.sqrt(np.maximum(track.count, 1.0))
         # Where the agent stopped is believed until the measurements speak against it.
@@ -138,10 +144,14 @@ class Shell(Progress):
         assert self.track is not None
         c = self.config
         value = fit_budget(view, value)
+        # What was not granted is not asked for again and again.
+        still = self._is_left_alone | ((self.phase == HOLD) & (value == self._denied).all(1))
+        value = np.where(still[:, None], view.value, value)
         moved = (value != view.value).any(1)
         wide = windows_for(value, self.track.curves.cv, view)
         # A window that is cut holds up the stages before it until it has drained: only far too wide ones are.
-        wider = (wide > np.where(moved, 1.0, 1.2)[:, None] * view.window) & (moved | self._bound)[:, None]
+        may = moved | (self._bound & ~self._is_left_alone)
+        wider = (wide > np.where(moved, 1.0, 1.2)[:, None] * view.window) & may[:, None]
         window = np.where(wider | (moved[:, None] & (wide < 0.5 * view.window)), wide, view.window)
         changed = moved | (window != view.window).any(1)
         limit = np.where(changed | (view.full_memory > c.memory_limit + 0.03), c.memory_limit, 9.0)
