@@ -188,7 +188,7 @@ def test_goes_on_where_it_was(tmp_path: Path) -> None:
         while training.share < 1.0:
             training.step()
     assert (second.decisions, second.updates) == (whole.decisions, whole.updates)
-    assert second.refilled >= 16 * 20
+    assert second.refilled >= 16 * 10
     assert not same(first.learner.online.network(), second.learner.online.network())
 
 

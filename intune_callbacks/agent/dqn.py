@@ -102,7 +102,7 @@ class Dqn:
         if (track := self._shell.track) is not None:
             now = track.view.value[0].tolist()
             left = [float(failed.get(name, value)) for name, value in zip(self._names, now, strict=True)]
-            self._shell.taken_back(np.array(left), ratio)
+            self._shell.taken_back(np.array(left))
 
     def state_dict(self) -> dict[str, Any]:
         """Return readings, CPU shares, and what the shell knows: its phase, the curves, the best measured."""

@@ -90,16 +90,18 @@ class Progress:
         if not self.has_agent:
             self.phase[self.phase == BURST] = CONFIRM
 
-    def taken_back(self, failed: Floats, ratio: float) -> None:
+    def taken_back(self, failed: Floats) -> None:
         """Hold what the only pipeline was brought back to, and take twice as long until the next look.
 
         Args:
             failed: the allocation that was left, [S].
-            ratio: its throughput / that of what is held now.
         """
         if self.track is None:
             return
-        self.track.discredit(failed, ratio)
+        # The windows alone told another story: what they said of any allocation does not count.
+        everybody = np.ones(len(self.phase), bool)
+        self.track.forget(everybody)
+        self.track.begin_at(-1, everybody)
         self._failed = np.concatenate([failed[None, None], self._failed[:, :-1]], 1)
         self.phase[:], self._held[:], self._left[:], self._idle[:] = HOLD, 0, 0, 0
         self._trusted[:], self._is_left_alone[:] = False, True

@@ -110,7 +110,9 @@ class Shell(Progress):
         # What is clearly worse than the best known is left, not walked out of.
         back = rows & (track.low >= 3)
         value = np.where(back[:, None], best, np.where(rows[:, None], next_, value))
-        self._idle += rows
+        # Slower than it was, though where it was best: that is the work, not a lack of moves.
+        slump = back & (best == view.value).all(1)
+        self._idle = np.where(slump, 0, self._idle + rows)
         self.moved = Moved(slots, pipeline, view.mask, moves, fine, view.weight, room, rows & ~back)
         return value
 

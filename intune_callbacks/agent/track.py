@@ -23,8 +23,6 @@ AGING = 0.0007
 """Log throughput an old measurement loses per decision: work drifts."""
 MOST_COUNT = 20.0
 SECOND = 0.8
-SURE = 3.0
-"""Measurements that what was taken back counts as, at least: it needs no further one."""
 CLEARLY, CLEAR_NOISE = 0.1, 1.5
 SMOOTH = 0.4
 LEAST_NOISE, MOST_NOISE = 0.005, 0.3
@@ -112,21 +110,6 @@ class Track:
         self.count[rows] = 0.0
         self.low[rows] = 0
         self._rank()
-
-    def discredit(self, failed: Floats, ratio: float) -> None:
-        """Believe of an allocation of the only pipeline that it gives `ratio` x what the best other one does.
-
-        Args:
-            failed: units, [S].
-            ratio: of throughputs.
-        """
-        at = (self.value[0] == failed).all(1) & (self.count[0] > 0.0)
-        others = self.mean[0][~at & (self.count[0] > 0.0)]
-        if at.any():
-            best = float(others.max()) if len(others) else float(self.mean[0][at].max())
-            self.mean[0, at] = np.minimum(self.mean[0, at], best + np.log(max(ratio, 1e-6)))
-            self.count[0, at] = np.maximum(self.count[0, at], SURE)
-            self._rank()
 
     def begin_at(self, age: int, rows: Bools) -> None:
         """Count the decisions of `rows` from `age` on."""
