@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,15 +25,15 @@ import numpy as np
 from benchmarks.decision_pipeline import Synthetic
 from benchmarks.output import arguments, numbers, write
 from intune_callbacks.agent.dqn import Dqn
-from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT, features_of_one
+from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT, features
 from intune_callbacks.agent.fitter import Fitter
 from intune_callbacks.agent.live import view_of
-from intune_callbacks.agent.moves_one import allowed_of_one, best_moves_of_one
+from intune_callbacks.agent.moves import allowed, best_moves
 from intune_callbacks.agent.network import PARAMETERS, Network
 from intune_callbacks.agent.phases import ShellConfig, Values
-from intune_callbacks.agent.target import target_of_one
+from intune_callbacks.agent.target import target
 from intune_callbacks.agent.track import Track
-from intune_callbacks.agent.view import Floats
+from intune_callbacks.agent.view import Floats, Ints, View
 from intune_callbacks.agent.weights import shipped
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.guard import Guard
@@ -141,21 +140,19 @@ def _parts(pipeline: Synthetic, count: int) -> dict[str, list[float]]:
         view = clock("view", partial(view_of, seen, pipeline.cpu_share, counts))
         track = track or Track(view)
         clock("track", partial(track.update, view))
-        one = view.one
-        ratio = [window / max(n, 1.0) for window, n in zip(one.window, one.value, strict=True)]
-        aimed = clock("target", partial(target_of_one, one, track.curves.one, c.usable))
-        slots, whole = clock("features", partial(features_of_one, view, track, aimed, ratio))
-        q = clock("network", partial(network, slots, whole, view.mask[0]))
-        clock("argmax", partial(_argmax, one, ratio, q, c))
+        ratio = view.window / np.maximum(view.value, 1.0)
+        aimed = clock("target", partial(target, view, track.curves, c.usable))
+        slots, whole = clock("features", partial(features, view, track, aimed, ratio))
+        q = clock("network", partial(network, slots, whole, view.mask))
+        clock("argmax", partial(_argmax, view, ratio, q, c))
         wanted = policy.decide(seen).allocation
         ruling = clock("guard", partial(guard.check, wanted, seen))
         pipeline.allocation = ruling.allocation
     return clock.taken_s
 
 
-def _argmax(one: SimpleNamespace, ratio: list[float], q: Floats, config: ShellConfig) -> list[int]:
-    fine = allowed_of_one(one, ratio, config.memory_limit)
-    return best_moves_of_one(q.tolist(), fine, one.worker_weight, one.room, worth=config.gate * sum(one.mask))
+def _argmax(view: View, ratio: Floats, q: Floats, config: ShellConfig) -> Ints:
+    return best_moves(q, allowed(view, ratio, config.memory_limit), view.worker_weight, view.room)
 
 
 def run(stages: Sequence[int], count: int, seed: int) -> list[dict[str, Any]]:

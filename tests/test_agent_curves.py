@@ -341,3 +341,12 @@ def test_windows_are_wide_enough_for_irregular_work() -> None:
 def test_buffers_and_missing_slots_have_no_window() -> None:
     view = a_view([[8, 8, 8]], is_buffer=[[False, False, True]], mask=[[True, False, True]])
     assert windows_for(view.value, view.cv, view)[0, 1:].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("cpus", [0.0, 1e9])
+def test_curves_of_a_machine_without_cpus_are_finite(cpus: float) -> None:
+    view = a_view([[4, 8]], 0.1, cpus)
+    curves = Curves(view)
+    for _ in range(5):
+        curves.learn(view)
+    assert all(np.isfinite(getattr(curves, name)).all() for name in ("work_s", "constant", "linear", "square"))

@@ -277,7 +277,7 @@ def test_absurd_measurements_give_finite_states_and_allocations(changes: dict[st
     says(learner.online, [0.0, 0.0, 0.0, 1.0, 2.0])
     fields = {name: np.full_like(getattr(view, name), value) for name, value in changes.items()}
     network = learner.online.network()
-    shell, absurd = Shell(network, ShellConfig(jumps=(2,), probe=1.0)), replace(view, **fields)
+    shell, absurd = Shell(network, ShellConfig(jumps=(2,))), replace(view, **fields)
     for decision in range(16):
         # Half of the decisions measure something sane, so that a jump there and back is among them.
         seen = absurd if decision // 2 % 2 else view

@@ -8,6 +8,7 @@ from typing import Any
 from intune_callbacks.agent.dqn import Dqn
 from intune_callbacks.agent.fitter import Fitter
 from intune_callbacks.agent.jump import WORTH, ModelJump, changed_cpus
+from intune_callbacks.agent.live import awake
 from intune_callbacks.agent.measured import Measured
 from intune_callbacks.agent.model import demand_batches_per_s, is_input_bound, over_budget, plan, predict
 from intune_callbacks.agent.phases import ShellConfig
@@ -29,17 +30,23 @@ class EvenSplit:
 
     name = "even"
 
+    def __init__(self) -> None:
+        self._failed: Allocation = {}
+
     def decide(self, observation: Observation) -> Proposal:
         """Return the even split where it differs from what is there."""
         stages = _worker_stages(observation)
         each = max(1, int(observation.resources.cpus / max(1, len(stages))))
         wanted = {stage.name: min(max(each, stage.low), stage.high) for stage in stages}
         wanted = _with_windows(wanted, observation)
+        if wanted and wanted.items() <= self._failed.items():
+            return Proposal(reason="the even split was tried and gave less", settled=True)
         reason = f"{observation.resources.cpus:g} CPUs over {len(stages)} stages"
         return Proposal(wanted, reason, settled=wanted.items() <= observation.allocation.items())
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:
-        """Go on from what is measured next."""
+        """Do not ask for `failed` again."""
+        self._failed = failed
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: this policy has no memory."""
@@ -56,9 +63,11 @@ class ClosedForm:
 
     def __init__(self) -> None:
         self._fitter = Fitter()
+        self._failed: Allocation = {}
 
     def decide(self, observation: Observation) -> Proposal:
         """Return the fitted allocation if it is worth a change or the CPUs are overcommitted."""
+        observation = awake(observation)
         self._fitter.learn(observation)
         if not self._fitter.is_reliable(observation):
             return Proposal(reason="measuring: some stage has made too few items to be judged")
@@ -67,6 +76,8 @@ class ClosedForm:
         target = plan(fits, stages, cpus, demand)
         now = predict(fits, stages, {}, cpus, demand)
         worth = is_input_bound(observation) and target.rate >= WORTH * now
+        if target.allocation.items() <= self._failed.items():
+            return Proposal(reason="what promises more was tried and gave less", settled=True)
         if not worth and not over_budget(fits, stages, cpus):
             return Proposal(reason=f"no allocation promises {percent(WORTH - 1)} more", settled=True)
         return Proposal(
@@ -75,7 +86,8 @@ class ClosedForm:
         )
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:
-        """Go on from what is measured next."""
+        """Do not ask for `failed` again."""
+        self._failed = failed
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fitted readings."""
@@ -109,6 +121,7 @@ class HillClimb:
 
     def decide(self, observation: Observation) -> Proposal:
         """Return the next trial, or the way back from a failed one."""
+        observation = awake(observation)
         before, self._cpus = self._cpus, observation.resources.cpus
         if before is not None and changed_cpus(before, self._cpus):
             self._reset()
@@ -124,13 +137,17 @@ class HillClimb:
             move, self._move = self._move, ""
             if ratio < (NOT_LOST if move == "shed" else GAINED):
                 self._fails[move] += 1
-                return Proposal(self._base.allocation, f"{move} taken back: {ratio:.3f} x the throughput")
+                back = {k: n for k, n in self._base.allocation.items() if n != observation.allocation[k]}
+                return Proposal(back, f"{move} taken back: {ratio:.3f} x the throughput")
             self._fails = dict.fromkeys(self._fails, 0)
         self._base = self._now
         return self._try(observation)
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:
-        """Go on from what is measured next."""
+        """Count the present move as failed, and measure anew before the next one."""
+        if self._move:
+            self._fails[self._move] += 1
+        self._now, self._base, self._move = None, None, ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return which moves failed how often."""

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from intune_callbacks.agent.curves_one import FLOOR, LEAST, LEVEL, CurvesOfOne, lesson
-from intune_callbacks.agent.lazy import Lazy
 from intune_callbacks.agent.view import Bools, Floats, View
 
 __all__ = ["COEFFICIENTS", "TERMS", "Curves"]
@@ -17,13 +14,21 @@ __all__ = ["COEFFICIENTS", "TERMS", "Curves"]
 COEFFICIENTS, TERMS = 3, 6
 """Of a slot: numbers that are fitted, and numbers of the upper triangle of their precision."""
 BELIEVED = 0.6
+KEEP = 0.9
+"""Weight old readings keep at a new one, but only in the direction the new one tells something about."""
+LEVEL = 0.3
+"""Weight of a new reading in the running means."""
+FLOOR = 0.15
+"""No stage is taken to be faster at another number of workers than this share of its present service time."""
+LEAST = 0.02
+"""Smallest part of the service time that is left for a single worker."""
+_EYE, _EXACT = 1e-9, 1e-15
 _TINY = 1e-30
 _PRIOR = (0.02, 0.0, 0.0, 0.1, 0.0, 0.1)
 """Upper triangle of the first precision, row by row."""
-_OF_SLOT = ("work_s", "cpu_share", "cv", "constant", "linear", "square")
 
 
-class Curves(Lazy):
+class Curves:
     """Fits ``service_s(n) = a + b (n - 1) + d n (n - 1)`` to every slot by recursive least squares.
 
     That is the Universal Scalability Law (N. Gunther, 2007): b is what only one worker can do at a time, d what workers
@@ -31,11 +36,8 @@ class Curves(Lazy):
     stay at one allocation does not erase what was seen at others.
     """
 
-    ARRAYS = frozenset((*_OF_SLOT, "_theta", "_precision"))
-
     def __init__(self, view: View) -> None:
         shape = view.mask.shape
-        self._one: CurvesOfOne | None = None
         self.work_s, self.cpu_share, self.cv = view.work_s.copy(), view.cpu_share.copy(), view.cv.copy()
         """Running means, [N, S]."""
         self._scale = np.maximum(view.cpus, 1e-3)
@@ -61,7 +63,6 @@ class Curves(Lazy):
 
     def go_on(self, kept: Mapping[str, Floats], view: View) -> None:
         """Take back what `state_dict` gave, as arrays, and learn from the first window since."""
-        self._to_arrays()
         self.work_s, self.cpu_share, self.cv = (kept[name][None].copy() for name in ("work_s", "cpu_share", "cv"))
         self._seen, self._reference_s, self._scale = (
             kept["seen"][None] > 0.0,
@@ -73,7 +74,6 @@ class Curves(Lazy):
 
     def restart(self, view: View, rows: Bools) -> None:
         """Begin anew where `rows`: what is known of other allocations no longer counts."""
-        self._to_arrays()
         self._seen &= ~rows[:, None]
 
     def _begin(self, view: View, ok: Bools) -> None:
@@ -94,9 +94,6 @@ class Curves(Lazy):
 
     def learn(self, view: View) -> None:
         """Take one window into the fit."""
-        if view.is_one:
-            self._learn_of_one(view)
-            return
         ok = view.workers & (view.work_s > 0.0) & view.alive[:, None]
         self._begin(view, ok)
         gain = LEVEL * ok
@@ -106,40 +103,10 @@ class Curves(Lazy):
         n, c = np.maximum(view.value, 1.0), self._scale[:, None]
         one = (n - 1.0) / c
         two = n * one / c
-        precision, step = lesson(view.work_s / self._reference_s, one, two, self._theta, self._precision, np.maximum)
+        precision, step = _lesson(view.work_s / self._reference_s, one, two, self._theta, self._precision)
         self._precision = np.where(ok, np.stack(precision), self._precision)
         self._theta = np.where(ok, self._theta + np.stack(step), self._theta)
         self._tidy(one, two)
-
-    def _learn_of_one(self, view: View) -> None:
-        now = view.one
-        fine = [now.alive and has and s > 0.0 for has, s in zip(now.workers, now.work_s, strict=True)]
-        if any(is_fine and not is_seen for is_fine, is_seen in zip(fine, self.one.seen, strict=True)):
-            self._to_arrays()
-            self._begin(view, np.array([fine]))
-        self.one.learn(now, fine)
-        self._drop()
-
-    @property
-    def one(self) -> CurvesOfOne:
-        """What is fitted of the only pipeline, in plain numbers; they are what counts until the arrays change."""
-        if self._one is None:
-            learned = np.concatenate([self._theta, self._precision, [getattr(self, name) for name in _OF_SLOT]])
-            of_slots = [tuple(slot) for slot in learned[:, 0].T.tolist()]
-            self._one = CurvesOfOne(of_slots, self._reference_s[0].tolist(), self._seen[0].tolist(), self._scale.item())
-        return self._one
-
-    def _made(self, name: str) -> NDArray[Any]:
-        one = self.one
-        if name in _OF_SLOT:
-            return np.array([getattr(one, name)])
-        begin, end = (0, COEFFICIENTS) if name == "_theta" else (COEFFICIENTS, COEFFICIENTS + TERMS)
-        return np.array([slot[begin:end] for slot in one.slots]).T[:, None]
-
-    def _to_arrays(self) -> None:
-        for name in self.ARRAYS:
-            getattr(self, name)
-        self._one = None
 
     def _tidy(self, one: Floats, two: Floats) -> None:
         """Coefficients that are physical: none negative, the value at the present number of workers kept."""
@@ -159,10 +126,10 @@ class Curves(Lazy):
         return self.constant + (n - 1.0) * (self.linear + n * self.square)
 
     def workers_for(self, rate: Floats) -> Floats:
-        """Return the (fractional) workers every slot needs for a rate, infinity if no number is enough, [N, S].
+        """Return the (fractional) workers every slot needs for a rate, infinity if no number is enough, [..., N, S].
 
         Args:
-            rate: batches per second, [N, S] or [N, 1].
+            rate: batches per second, [..., N, S] or [..., N, 1].
         """
         # n = rate * service_s(n): the smaller root of a quadratic, in its stable form.
         lam_d = rate * self.square
@@ -176,3 +143,41 @@ class Curves(Lazy):
 
 def _prior(shape: tuple[int, ...]) -> Floats:
     return np.stack([np.full(shape, of) for of in _PRIOR])
+
+
+def _lesson(
+    now: Floats, one: Floats, two: Floats, theta: Floats, precision: Floats
+) -> tuple[list[Floats], list[Floats]]:
+    """Return the precision after a reading, and the step of the coefficients it asks for.
+
+    Args:
+        now: service time measured.
+        one, two: basis beside the constant.
+        theta: the three coefficients.
+        precision: upper triangle of the symmetric matrix, row by row.
+    """
+    a, b, d = theta
+    expected = a + one * b + two * d
+    # Relative to the larger of both, so that no single reading counts for more than itself.
+    size = np.maximum(np.maximum(expected, now), 1e-9)
+    x, y, z = 1.0 / size, one / size, two / size
+    error = (now - expected) / size
+    xx, xy, xz, yy, yz, zz = precision
+    told_x, told_y, told_z = xx * x + xy * y + xz * z, xy * x + yy * y + yz * z, xz * x + yz * y + zz * z
+    along = np.maximum(x * told_x + y * told_y + z * told_z, 1e-9)
+    forgotten = (along > 1.0) * (1.0 - KEEP) / along
+    less_x, less_y, less_z = forgotten * told_x, forgotten * told_y, forgotten * told_z
+    xx, xy, xz = xx + x * x - less_x * told_x, xy + x * y - less_x * told_y, xz + x * z - less_x * told_z
+    yy, yz, zz = yy + y * y - less_y * told_y, yz + y * z - less_y * told_z, zz + z * z - less_z * told_z
+    after = [xx, xy, xz, yy, yz, zz]
+    # Elimination without pivots: the matrix is positive definite, but for what rounding leaves of it.
+    xx = xx + _EYE
+    y_of_x, z_of_x = xy / xx, xz / xx
+    pivot_y = np.maximum(yy + _EYE - y_of_x * xy, _EXACT * yy)
+    rest = yz - y_of_x * xz
+    z_of_y = rest / pivot_y
+    pivot_z = np.maximum(zz + _EYE - z_of_x * xz - z_of_y * rest, _EXACT * zz)
+    y = y - y_of_x * x
+    z = (z - z_of_x * x - z_of_y * y) / pivot_z
+    y = y / pivot_y - z_of_y * z
+    return after, [error * (x / xx - y_of_x * y - z_of_x * z), error * y, error * z]

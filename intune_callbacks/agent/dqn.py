@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from intune_callbacks.agent.fitter import Fitter
 from intune_callbacks.agent.kept import taken
-from intune_callbacks.agent.live import slots_of, view_of
+from intune_callbacks.agent.live import awake, slots_of, view_of
 from intune_callbacks.agent.network import Network
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, ShellConfig, Values
 from intune_callbacks.agent.reward import utility
 from intune_callbacks.agent.shell import Shell
+from intune_callbacks.agent.view import Floats, View
 from intune_callbacks.agent.weights import shipped
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.types import Allocation, Observation, Proposal, Stage
@@ -58,9 +58,13 @@ class Dqn:
         self._shares: dict[str, deque[float]] = {}
         self._fitter = Fitter()
         self._kept: dict[str, Any] = {}
+        self._no_worker: set[str] = set()
+        """Stages that gave less with one worker than in the training loop."""
 
     def decide(self, observation: Observation) -> Proposal:
         """Return where to go from here; an empty allocation means stay."""
+        before, asleep = observation.allocation, {s.name for s in observation.stages if s.current < 1 <= s.high}
+        observation = awake(observation)
         self._fitter.learn(observation)
         self._learn_shares(observation)
         slots = slots_of(observation.stages)
@@ -77,15 +81,28 @@ class Dqn:
             return Proposal(reason="measuring: some stage has made too few items to be judged")
         weight = {name: max(shares) for name, shares in self._shares.items()}
         view = view_of(observation, weight, self._fitter.counts(), partial(self._expected, slots))
-        value, window = self._shell.act_of_one(view)
+        (value,), (window,) = self._shell.act(view)
         if self._tuner is not None:
             used = (view.value * view.worker_weight).sum(1) / np.maximum(view.budget, 1e-9)
             self._tuner.record(self._shell.moved, utility(view.rate, view.memory, used))
-        reason = self._reason(view.one, value, slots)
-        return Proposal(_changes(observation, slots, value, window), reason, bool(self._shell.phase[0] == HOLD))
+        changes = _changes(observation, slots, value, window)
+        if self._shell.is_jumping:
+            # A first worker beside the training loop is a move where the shell goes somewhere, and none where it stays.
+            changes |= {s.name: 1 for s in slots if s.name in asleep - self._no_worker and s.name not in changes}
+        return Proposal(changes, self._reason(view, before, changes), bool(self._shell.phase[0] == HOLD))
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:
-        """Go on from what is measured next."""
+        """Hold what was gone back to, and do not jump near `failed` again, unless the machine changes.
+
+        Args:
+            failed: the allocation that was left.
+            ratio: its throughput / the best one's.
+        """
+        self._no_worker |= {name for name in self._names if failed.get(name) == 1}
+        if (track := self._shell.track) is not None:
+            now = track.view.value[0].tolist()
+            left = [float(failed.get(name, value)) for name, value in zip(self._names, now, strict=True)]
+            self._shell.taken_back(np.array(left))
 
     def state_dict(self) -> dict[str, Any]:
         """Return readings, CPU shares, and what the shell knows: its phase, the curves, the best measured."""
@@ -117,8 +134,10 @@ class Dqn:
         """Worker seconds per batch the curves expect of the present allocation."""
         if self._shell.track is None:
             return {}
-        curves, known = self._shell.track.curves, self._shell.track.view.one.workers
-        return {stage.name: curves.one.service_s(i, stage.current) for i, stage in enumerate(slots) if known[i]}
+        track = self._shell.track
+        expected_s = track.curves.service_s(np.array([[stage.current for stage in slots]], float))
+        named = zip(slots, expected_s[0].tolist(), track.view.workers[0].tolist(), strict=True)
+        return {stage.name: seconds for stage, seconds, known in named if known}
 
     def _learn_shares(self, observation: Observation) -> None:
         """Remember the CPUs a busy worker takes: on a crowded machine the present share is too low."""
@@ -129,26 +148,22 @@ class Dqn:
                     seen = self._shares[name] = deque(maxlen=REMEMBERED_WINDOWS)
                 seen.append(min(1.0, rates.service_cpu_s / rates.service_s))
 
-    def _reason(self, now: SimpleNamespace, value: list[float], slots: list[Stage]) -> str:
-        why = self._phase_reason(now.value, value, slots)
-        over = now.full_memory > self._config.memory_limit
+    def _reason(self, now: View, before: Allocation, changes: Allocation) -> str:
+        moves = ", ".join([f"{name} {before[name]}>{changes[name]}" for name in self._names if name in changes])
+        why = self._phase_reason(moves)
+        over = now.full_memory[0] > self._config.memory_limit
         return f"full windows would pass the memory limit; {why}" if over else why
 
-    def _phase_reason(self, before: list[float], after: list[float], slots: list[Stage]) -> str:
-        moves = [(s.name, int(b), int(a)) for s, b, a in zip(slots, before, after, strict=True) if a != b]
-        names = ", ".join([f"{name} {b}>{a}" for name, b, a in moves])
+    def _phase_reason(self, moves: str) -> str:
         shell = self._shell
-        phase, track = int(shell.phase[0]), shell.track
-        assert track is not None
+        phase = int(shell.phase[0])
         if phase == BURST and shell.is_moving:
-            return f"move: {names}" if moves else "no move is worth it"
+            return f"move: {moves}" if moves else "no move is worth it"
         if phase == HOLD:
-            return "holding the best allocation measured" + (f": {names}" if names else "")
+            return "holding the best allocation measured" + (f": {moves}" if moves else "")
         if phase == CONFIRM:
-            return "measuring the best allocations again" + (f": {names}" if names else "")
-        if moves and track.decisions == self._config.probe_at and all(a < b for _, b, a in moves):
-            return f"fewer workers for one window, to see what each stage costs with less: {names}"
-        return f"jump to the fitted allocation: {names}" if moves else "measuring"
+            return "measuring the best allocations again" + (f": {moves}" if moves else "")
+        return f"jump to the fitted allocation: {moves}" if moves else "measuring"
 
 
 def _fine_tuner(start: Network) -> FineTuner:
@@ -159,7 +174,7 @@ def _fine_tuner(start: Network) -> FineTuner:
     return FineTuner(start)
 
 
-def _changes(observation: Observation, slots: list[Stage], value: list[float], window: list[float]) -> Allocation:
+def _changes(observation: Observation, slots: list[Stage], value: Floats, window: Floats) -> Allocation:
     windows = {stage.window_of: stage for stage in observation.stages if stage.window_of is not None}
     changes: Allocation = {}
     for stage, units, wide in zip(slots, value, window, strict=True):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from functools import lru_cache
-from struct import Struct
 
 import numpy as np
 
-from intune_callbacks.agent.single import CHANGES, SHARPNESS, sharp, state_of_one
+from intune_callbacks.agent.moves import STEPS
 from intune_callbacks.agent.track import Track
 from intune_callbacks.agent.view import Floats, View
 
-__all__ = ["OF_PIPELINE", "OF_SLOT", "features", "features_of_one"]
+__all__ = ["OF_PIPELINE", "OF_SLOT", "features"]
 
 OF_SLOT = (
     "ln(units) / 5",
@@ -64,7 +61,10 @@ WIDEST = 5.0
 _SLOT_LIMITS = {2: (-WIDEST, 1.5), 12: (-2, 2), 14: (-2, 2), 15: (-1, 1), **dict.fromkeys(range(21, 25), (-2, 2))}
 _PIPELINE_LIMITS = {0: (-1, 1), 3: (-2, 0.5), 4: (-2, 0.5), 5: (-1, 1), 9: (0, 1), 10: (-2, 1), 11: (0, 1), 13: (-1, 1)}
 """Index -> smallest and largest value, where `WIDEST` each way is not narrow enough."""
-_CHANGES = np.array(CHANGES)
+SHARPNESS = 12.0
+"""Exponent of the soft minimum: neighbours of about the same speed disturb each other."""
+_CHANGES = np.array([units for units in STEPS if units])
+"""Units of the moves whose gain is part of the state."""
 
 
 def features(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[Floats, Floats]:
@@ -76,26 +76,6 @@ def features(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[F
         target: workers the curves ask for, [N, S].
         ratio: window per worker, [N, S].
     """
-    if view.is_one:
-        slots, pipeline = features_of_one(view, track, target[0].tolist(), ratio[0].tolist())
-        return slots[None], pipeline[None]
-    return _features(view, track, target, ratio)
-
-
-def features_of_one(view: View, track: Track, target: list[float], ratio: list[float]) -> tuple[Floats, Floats]:
-    """Return what `features` does for one pipeline, without [N]; `target` and `ratio` by slot."""
-    form, low, high = _of_one(len(target))
-    numbers = state_of_one(view, track, target, ratio)
-    # A third of the time `np.array` takes for a list of numbers.
-    state = np.maximum(np.frombuffer(form.pack(*numbers)), low)
-    state = np.minimum(state, high, out=state).astype(np.float32)
-    if math.isnan(sum(numbers)):
-        state[np.isnan(state)] = 0.0
-    end = len(target) * len(OF_SLOT)
-    return state[:end].reshape(-1, len(OF_SLOT)), state[end:]
-
-
-def _features(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[Floats, Floats]:
     workers, mask, value = view.workers, view.mask, view.value
     curves = track.curves
     units, budget = np.maximum(value, 1.0), np.maximum(view.budget, 1e-9)
@@ -167,13 +147,6 @@ _LIMITS_OF_SLOT = _limits(len(OF_SLOT), _SLOT_LIMITS)
 _LIMITS_OF_PIPELINE = _limits(len(OF_PIPELINE), _PIPELINE_LIMITS)
 
 
-@lru_cache
-def _of_one(slots: int) -> tuple[Struct, Floats, Floats]:
-    """Return how the state is packed, and its limits."""
-    low, high = np.concatenate([np.tile(_LIMITS_OF_SLOT, slots), _LIMITS_OF_PIPELINE], 1)
-    return Struct(f"{len(low)}d"), low, high
-
-
 def _within(x: Floats, limits: Floats) -> Floats:
     """Return float32 within the limits, 0 for what is no number."""
     x = np.minimum(np.maximum(x, limits[0]), limits[1]).astype(np.float32, order="C")
@@ -187,15 +160,22 @@ def _gains(view: View, track: Track, target: Floats) -> tuple[Floats, Floats, Fl
     needed_s = np.where(workers, curves.service_s(view.value) / np.maximum(view.value, 1.0), 0.0)
     model_s = 1.0 / np.maximum(view.demand, 1e-12)
     top_s = np.maximum(np.maximum(needed_s.max(1), model_s), 1e-12)
-    own, model = sharp(needed_s / top_s[:, None]), sharp(model_s / top_s)
+    own, model = _sharp(needed_s / top_s[:, None]), _sharp(model_s / top_s)
     total = own.sum(1) + model
     moved = np.maximum(view.value[..., None] + _CHANGES, 1.0)
     n = moved - 1.0
     service = curves.constant[..., None] + n * (curves.linear[..., None] + moved * curves.square[..., None])
-    then = sharp(np.where(workers[..., None], service / moved / top_s[:, None, None], 0.0))
+    then = _sharp(np.where(workers[..., None], service / moved / top_s[:, None, None], 0.0))
     rest = np.maximum(total[:, None, None] - own[..., None] + then, 1e-12)
     gains = np.where(workers[..., None], np.log(total[:, None, None] / rest) / SHARPNESS, 0.0)
     aimed_s = np.where(workers, curves.service_s(target) / np.maximum(target, 1.0), 0.0) / top_s[:, None]
-    aimed = sharp(aimed_s).sum(1) + model
+    aimed = _sharp(aimed_s).sum(1) + model
     root = 1.0 / SHARPNESS
     return gains, 1.0 / (top_s * total**root), 1.0 / (top_s * np.maximum(aimed, 1e-12) ** root)
+
+
+def _sharp(x: Floats) -> Floats:
+    """Return ``x ** SHARPNESS``; products are faster than powers."""
+    x = x * x * x
+    x = x * x
+    return x * x

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from intune_callbacks.agent.fitter import Fitter
+from intune_callbacks.agent.live import awake
 from intune_callbacks.agent.measured import Measured
 from intune_callbacks.agent.model import (
     DEMAND_MARGIN,
@@ -80,12 +81,17 @@ class ModelJump:
         self._widened: Allocation = {}
         self._timer_s, self._timer_at_s = FIRST_TIMER_S, 0.0
         self._held: Allocation = {}
+        self._failed: Allocation = {}
+        self._last_at_s = 0.0
 
     def decide(self, observation: Observation) -> Proposal:
         """Return where to go from here; an empty allocation means stay."""
+        observation = awake(observation)
         self._fitter.learn(observation)
+        self._last_at_s = observation.at_s
         before, self._cpus = self._cpus, observation.resources.cpus
         if changed_cpus(before, self._cpus):
+            self._failed = {}
             self._wake(observation)
             why = f"the machine changed from {before:g} to {self._cpus:g} CPUs"
             return self._jump(observation, why) if self._fitter.is_reliable(observation) else self._measure(observation)
@@ -102,7 +108,20 @@ class ModelJump:
         return self._confirm(observation, self._now) if self._phase == "confirm" else self._measure(observation)
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:
-        """Go on from what is measured next."""
+        """Hold what was gone back to; the next look comes after twice the time, and not for `failed`.
+
+        Args:
+            failed: the allocation that was left.
+            ratio: its throughput / the best one's.
+        """
+        self._failed = {**failed, **self._asked}
+        self._phase, self._best, self._now = "hold", None, None
+        # How long the training waits here is seen in the next windows: no wait is a new one.
+        self._held_wait, self._may_shed, self._may_trim = 1.0, False, False
+        self._recent.clear()
+        self._starved_windows = self._idle_windows = 0
+        self._timer_s = min(2.0 * self._timer_s, LAST_TIMER_S)
+        self._timer_at_s = self._last_at_s + self._timer_s
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fitted readings, the timer and what is held; what was measured is measured anew."""
@@ -148,6 +167,8 @@ class ModelJump:
             return self._hold(observation, f"no allocation promises {percent(WORTH - 1)} more")
         if target.allocation == self._asked:
             return self._hold(observation, "more was asked for and not granted")
+        if target.allocation.items() <= self._failed.items():
+            return self._hold(observation, "what promises more was tried and gave less")
         self._asked = target.allocation
         self._may_trim = self._may_trim and not trim
         self._jumps += 1
@@ -217,7 +238,7 @@ class ModelJump:
         self._idle_windows = 0 if is_input_bound(observation) else self._idle_windows + 1
         if self._idle_windows >= IDLE_WINDOWS and self._may_shed:
             return self._shed(observation, now)
-        wider = self._wider_windows(observation) if is_input_bound(observation) else {}
+        wider = self._wider_windows(observation) if is_input_bound(observation) and not self._failed else {}
         if wider and wider != self._widened:
             self._widened = wider
             return Proposal(

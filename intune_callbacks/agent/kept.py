@@ -9,6 +9,7 @@ import numpy as np
 
 from intune_callbacks.agent.curves import COEFFICIENTS, TERMS
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, JUMP
+from intune_callbacks.agent.progress import FAILED
 from intune_callbacks.agent.track import KEPT, MOMENTS
 from intune_callbacks.agent.view import Floats
 
@@ -33,6 +34,7 @@ def taken(state: Mapping[str, Any], slots: int) -> dict[str, Floats]:
     shapes: dict[str, tuple[int, ...]] = {
         **dict.fromkeys(_SINGLE, ()),
         **dict.fromkeys(_OF_SLOT, (slots,)),
+        "failed": (FAILED, slots),
         "value": (allocations, slots),
         "mean": (allocations,),
         "count": (allocations,),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
+
+import numpy as np
 
 from intune_callbacks.agent.fitter import contention
 from intune_callbacks.agent.model import demand_batches_per_s
-from intune_callbacks.agent.view import FIELDS, View
+from intune_callbacks.agent.view import View
 from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.types import Observation, Stage, StageRates
 
-__all__ = ["Counted", "slots_of", "view_of"]
+__all__ = ["Counted", "awake", "slots_of", "view_of"]
 
 LEAST_NOISE = 0.05
 MOST_WHOLE = 2
@@ -19,7 +22,11 @@ MOST_WHOLE = 2
 LARGEST = 1e9
 """No unit, rate or time of a real pipeline is larger."""
 _NOBODY = StageRates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-_NUMBERS = FIELDS[FIELDS.index("value") : FIELDS.index("rate")]
+_OF_SLOT = (
+    "value", "low", "high", "weight", "work_s", "cpu_share", "cv", "busy", "fill", "window",
+    "unit_memory", "item_memory",
+)  # fmt: skip
+_OF_PIPELINE = ("rate", "demand", "cpus", "budget", "memory", "elapsed_s", "noise")
 
 
 class Counted(Protocol):
@@ -32,6 +39,20 @@ class Counted(Protocol):
     @property
     def cv(self) -> float:
         """Coefficient of variation of single service times."""
+
+
+def awake(observation: Observation) -> Observation:
+    """Return the observation with one worker where there is none: one that computes inside the training loop.
+
+    Policies know stages of one worker and more; that no worker at all may be better is not theirs to find.
+    """
+    if all(stage.kind == "memory" or stage.low > 0 for stage in observation.stages):
+        return observation
+    stages = [
+        s if s.kind == "memory" else replace(s, low=max(1, s.low), high=max(1, s.high), current=max(1, s.current))
+        for s in observation.stages
+    ]
+    return replace(observation, stages=tuple(stages))
 
 
 def slots_of(stages: Sequence[Stage]) -> list[Stage]:
@@ -99,10 +120,15 @@ def view_of(
         observation.elapsed_s,
         max(LEAST_NOISE, *[r.service_cv / max(1, r.items) ** 0.5 for r in rates.values()]),
     ]
-    by_slot, count = _finite(by_slot), len(_NUMBERS)
-    columns = [by_slot[i::count] for i in range(count)]
-    columns[-2:] = [[size / limit for size in column] for column in columns[-2:]]
-    return View.of_one((mask, buffer, *columns, *_finite(whole), True))
+    numbers = np.array(_finite(by_slot)).reshape(1, len(slots), len(_OF_SLOT))
+    numbers[..., -2:] /= limit
+    return View(
+        mask=np.array([mask], bool),
+        is_buffer=np.array([buffer], bool),
+        **{name: numbers[..., i] for i, name in enumerate(_OF_SLOT)},
+        **{name: np.array([number]) for name, number in zip(_OF_PIPELINE, _finite(whole), strict=True)},
+        alive=np.ones(1, bool),
+    )
 
 
 def _whole(items_per_batch: float) -> float:

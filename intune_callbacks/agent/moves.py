@@ -7,14 +7,20 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from intune_callbacks.agent.moves_one import LOST, NEVER, QUANTA, STAY, STAY_FIRST, STEPS, best_moves_of_one
 from intune_callbacks.agent.view import Bools, Floats, Ints, View
 
 __all__ = ["MOVES", "STAY", "STEPS", "allowed", "at", "best_moves"]
 
+STEPS = (-5.0, -1.0, 0.0, 1.0, 5.0)
+"""Units per decision and stage (InTune, section 4.2)."""
 MOVES = np.array(STEPS)
+STAY = 2
+QUANTA = 4
+"""CPU weights are counted in quarters of a CPU, raises rounded up and cuts down: never over the budget."""
+NEVER, LOST = -1e9, 0.5e9
+"""Value of a move that may not be made, and the loss from which on a move is one of them."""
 _FAR = 10**9
-_STAY_FIRST = np.array(STAY_FIRST)
+_STAY_FIRST = np.array([STAY, 0, 1, 3, 4])
 _RAISES, _IS_NO_RAISE = np.maximum(MOVES, 0.0), MOVES <= 0.0
 Number = TypeVar("Number", np.float64, np.int64)
 
@@ -49,9 +55,6 @@ def best_moves(q: Floats, fine: Bools, weight: Floats, room: Floats, quanta: int
         room: CPUs that may be added in all; negative where the budget is exceeded, [N].
         quanta: steps per CPU that weights are counted in.
     """
-    if len(q) == 1:
-        given = (q[0].tolist(), fine[0].tolist(), weight[0].tolist(), float(room[0]))
-        return np.array([best_moves_of_one(*given, quanta)])
     cost = np.ceil(MOVES * weight[..., None] * quanta - 1e-6).astype(int)
     value = np.where(fine, q, NEVER)
     # Without a budget every slot takes its best move, of equal ones the cheapest.

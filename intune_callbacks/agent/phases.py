@@ -14,10 +14,7 @@ __all__ = ["BURST", "CONFIRM", "HOLD", "JUMP", "Moved", "ShellConfig", "Values"]
 
 JUMP, BURST, CONFIRM, HOLD = range(4)
 Values = Callable[[NDArray[Any], NDArray[Any], Bools], NDArray[Any]]
-"""Slot states [N, S, F], pipeline states [N, G], slots that exist [N, S] -> value of every move [N, S, 5].
-
-One pipeline comes without the N.
-"""
+"""Slot states [N, S, F], pipeline states [N, G], slots that exist [N, S] -> value of every move [N, S, 5]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +22,6 @@ class ShellConfig:
     """How long each phase lasts, in decisions.
 
     Args:
-        probe: share of the workers kept for one decision after the start: what stages cost with fewer workers shows
-            their locks. 1 leaves it out.
-        probe_at: the decision it is made at, counted from the start.
         jumps: ages at which the allocation of the curves is taken over.
         burst: most decisions of moves in a row.
         again: the same for a burst that starts while holding.
@@ -43,8 +37,6 @@ class ShellConfig:
         usable: share of a stage's largest rate that is aimed at.
     """
 
-    probe: float = 0.5
-    probe_at: int = 0
     jumps: tuple[int, ...] = (2, 4, 6)
     burst: int = 30
     again: int = 3

@@ -12,7 +12,7 @@ from intune_callbacks.agent.target import expected_gain
 from intune_callbacks.agent.track import Track
 from intune_callbacks.agent.view import Bools, Floats, Ints, View
 
-__all__ = ["INPUT_BOUND", "SETTLED", "Progress"]
+__all__ = ["FAILED", "INPUT_BOUND", "SETTLED", "Progress"]
 
 SETTLED = 6
 """Decisions an allocation is held before a drop wakes the shell."""
@@ -20,6 +20,8 @@ SAME_CPUS = 0.01
 """What was learned goes on where the CPUs differ by no more than this share."""
 INPUT_BOUND = 0.97
 """Share of the model's demand from which on there is nothing worth a change."""
+FAILED = 4
+"""Allocations remembered that were left because they were measured to be worse."""
 
 
 class Progress:
@@ -36,6 +38,8 @@ class Progress:
         self.phase: Ints = np.zeros(0, int)
         self.kept: Mapping[str, Floats] | None = None
         """Where to go on with one pipeline: what `state_dict` gave, as arrays."""
+        self.asked: Floats | None = None
+        """The allocation decided last, [N, S]."""
         self._jumps = np.array(config.jumps)
 
     def state_dict(self) -> dict[str, Any]:
@@ -46,6 +50,7 @@ class Progress:
         return self.track.state_dict() | {
             **{name: int(array[0]) for name, array in own.items()},
             "trusted": int(self._trusted[0]),
+            "failed": self._failed[0].tolist(),
             "cpus": float(self.track.view.cpus[0]),
         }
 
@@ -62,6 +67,10 @@ class Progress:
         self._held, self._wait = np.zeros(n, int), np.full(n, self.config.look)
         self._trusted = np.zeros(n, bool)
         self._look_jump = np.zeros(n, bool)
+        self._failed = np.zeros((n, FAILED, view.value.shape[1]))
+        # After a failure windows stay as they are, too, until the hold ends.
+        self._is_left_alone = np.zeros(n, bool)
+        self.asked, self._denied = None, np.full(view.value.shape, np.nan)
         self._is_taken_up = False
         kept, self.kept = self.kept, None
         if kept is not None and n == 1 and abs(view.cpus[0] / kept["cpus"] - 1.0) <= SAME_CPUS:
@@ -74,19 +83,49 @@ class Progress:
         self.track.go_on(kept, view)
         self.phase, self._wait = np.array([int(kept["phase"])]), np.array([int(kept["wait"])])
         self._left, self._idle = np.array([int(kept["left"])]), np.array([int(kept["idle"])])
-        self._trusted = kept["trusted"][None] > 0.0
+        self._trusted, self._failed = kept["trusted"][None] > 0.0, kept["failed"][None].copy()
         elsewhere = (view.value != kept["value"][:1]).any(1)
         # Not where it was: the best known is measured again before it is held.
         self.phase[(self.phase == HOLD) & elsewhere] = CONFIRM
         if not self.has_agent:
             self.phase[self.phase == BURST] = CONFIRM
 
+    def taken_back(self, failed: Floats) -> None:
+        """Hold what the only pipeline was brought back to, and take twice as long until the next look.
+
+        Args:
+            failed: the allocation that was left, [S].
+        """
+        if self.track is None:
+            return
+        # The windows alone told another story: what they said of any allocation does not count.
+        everybody = np.ones(len(self.phase), bool)
+        self.track.forget(everybody)
+        self.track.begin_at(-1, everybody)
+        self._failed = np.concatenate([failed[None, None], self._failed[:, :-1]], 1)
+        self.phase[:], self._held[:], self._left[:], self._idle[:] = HOLD, 0, 0, 0
+        self._trusted[:], self._is_left_alone[:] = False, True
+        self._wait = np.minimum(2 * self._wait, self.config.longest)
+        self.asked = None
+
+    def _has_failed(self, now: Floats, then: Floats) -> Bools:
+        """Where `then` is nearer to an allocation that failed than to the one of `now`, in log units, [N]."""
+        if not self._failed.any():
+            return np.zeros(len(now), bool)
+        logs = [np.log(np.maximum(values, 1.0)) for values in (now, then, self._failed)]
+        moved = np.abs(logs[1] - logs[0]).sum(1)
+        beside = np.abs(logs[1][:, None] - logs[2]).sum(2)
+        return np.asarray(((beside < moved[:, None]) & self._failed.any(2)).any(1))
+
     def _wake(self, view: View) -> None:
         assert self.track is not None
         track, c = self.track, self.config
-        self._early = np.zeros(len(view.cpus), bool)
         # A training loop that does not wait for data is left alone.
         self._bound = np.log(np.maximum(INPUT_BOUND * view.demand, 1e-12)) > track.smooth
+        self._refused = np.zeros(len(view.cpus), bool)
+        if self.asked is not None:
+            self._refused = (self.asked != view.value).any(1) & ~track.last_move.any(1)
+            self._denied = np.where(self._refused[:, None], self.asked, self._denied)
         # The slump of a burst's last moves is not one of the allocation that is held now.
         fallen = (self.phase == HOLD) & (self._held >= SETTLED) & (track.low >= 4)
         if fallen.any():
@@ -98,10 +137,12 @@ class Progress:
                 self._is_taken_up = False
         new = track.resized | fallen | ~view.alive
         self.phase[new] = JUMP
-        self._wait[new] = c.look
+        self._failed[track.resized] = 0.0
+        self._wait[new & ~self._failed.any((1, 2))] = c.look
         self.phase[~self._bound & (self.phase < CONFIRM)] = CONFIRM
         self._begin_burst((self.phase == JUMP) & (track.age > c.jumps[-1]), c.burst)
         self._held = (self._held + 1) * (self.phase == HOLD)
+        self._is_left_alone &= self.phase == HOLD
 
     def _begin_burst(self, rows: Bools, length: int) -> None:
         if not rows.any():
@@ -116,7 +157,7 @@ class Progress:
         self._look_jump, self._again_jump = np.zeros((2, len(view.cpus)), bool)
         self._looking = (self.phase == HOLD) & (self._held >= self._wait)
         at = (track.age[:, None] == self._jumps).any(1) | (track.resized & (track.decisions > 1))
-        self._jump = self._early | (at & at_jump)
+        self._jump = at & at_jump
         return np.asarray(self._jump | (self.phase == BURST) | self._looking)
 
     def _look(self, view: View, aimed: Floats) -> None:
@@ -130,12 +171,14 @@ class Progress:
         if not (self._looking | again).any():
             return
         gain = expected_gain(view, track.curves, aimed)
-        self._again_jump = again & (gain > c.worth)
+        worth = (gain > c.worth) & ~self._has_failed(view.value, np.where(view.workers, aimed, view.value))
+        self._again_jump = again & worth
         # The next look comes later, unless this one finds something.
         self._held[self._looking] = 0
         self._wait[self._looking] = np.minimum(2 * self._wait[self._looking], c.longest)
-        self._look_jump = self._looking & (gain > c.worth)
+        self._look_jump = self._looking & worth
         self.phase[self._look_jump] = CONFIRM
-        self._wait[self._look_jump] = self.config.look
+        self._wait[self._look_jump & ~self._failed.any((1, 2))] = self.config.look
         if self.has_agent:
             self._begin_burst(self._looking & ~self._look_jump & self._bound, self.config.again)
+        self._is_left_alone &= ~self._looking

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from intune_callbacks.agent.burst import Step, gain_of_one, step_of_one, windows_of_one
 from intune_callbacks.agent.features import features
 from intune_callbacks.agent.moves import MOVES, STAY, allowed, at, best_moves
-from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, JUMP, Moved, ShellConfig, Values
-from intune_callbacks.agent.progress import INPUT_BOUND, SETTLED, Progress
-from intune_callbacks.agent.target import fit_budget, fit_memory, target, target_of_one, windows_for
-from intune_callbacks.agent.track_one import NOBODY
+from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, Moved, ShellConfig, Values
+from intune_callbacks.agent.progress import Progress
+from intune_callbacks.agent.target import fit_budget, fit_memory, target, windows_for
+from intune_callbacks.agent.track import NOBODY
 from intune_callbacks.agent.view import Floats, View
 
 __all__ = ["Shell"]
@@ -41,95 +38,43 @@ class Shell(Progress):
         super().__init__(config or ShellConfig(), has_agent=values is not None)
         self.values, self.explore, self.quanta = values, explore, quanta
         self.rng = rng or np.random.default_rng(0)
-        self._moved: Moved | None = None
-        self._step: Step | None = None
+        self.moved: Moved | None = None
+        """What the network decided last, for the learner; None when it was not asked."""
 
     @property
-    def moved(self) -> Moved | None:
-        """What the network decided last, for the learner; None when it was not asked."""
-        return self._step.moved() if self._step is not None else self._moved
+    def is_jumping(self) -> bool:
+        """True where the only pipeline goes to the fitted allocation now."""
+        return bool(self._jumped[0])
 
     @property
     def is_moving(self) -> bool:
         """True while the network decides for the only pipeline."""
-        if self._step is not None:
-            return self._step.is_followed
-        return self._moved is not None and bool(self._moved.followed[0])
+        return self.moved is not None and bool(self.moved.followed[0])
 
     def act(self, view: View) -> tuple[Floats, Floats]:
         """Return values and windows, [N, S], for the next decision."""
-        if view.is_one:
-            value, window = self.act_of_one(view)
-            return np.array([value]), np.array([window])
         self._take(view)
-        self._step = self._moved = None
-        return self._act(view)
-
-    def act_of_one(self, view: View) -> tuple[list[float], list[float]]:
-        """Return what `act` does for one pipeline, by slot."""
-        self._take(view)
-        self._step = self._moved = None
-        if (decided := self._in_numbers(view)) is not None:
-            return decided
-        value, window = self._act(view)
-        return value[0].tolist(), window[0].tolist()
-
-    def _act(self, view: View) -> tuple[Floats, Floats]:
+        self.moved = None
         assert self.track is not None
         track, c = self.track, self.config
         self._wake(view)
-        value = self._probe(view, view.value)
+        value = view.value
         want = self._wants_target(view)
         aimed = target(view, track.curves, c.usable) if want.any() else view.value
         self._look(view, aimed)
         jump = self._jump | self._look_jump | self._again_jump
+        # What failed is left alone also where a jump is due.
+        jump &= ~self._has_failed(view.value, np.where(view.workers, aimed, view.value))
+        self._jumped = jump
         if jump.any():
             value = np.where(jump[:, None] & view.workers, aimed, value)
             buffer = np.minimum(np.maximum(float(c.buffer), view.low), view.high)
             value = np.where(jump[:, None] & view.mask & view.is_buffer, buffer, value)
         value = self._burst(view, value, aimed)
-        value = self._confirm(value)
-        return self._guarded(view, value)
-
-    def _in_numbers(self, view: View) -> tuple[list[float], list[float]] | None:
-        """Do what `_act` does for one pipeline in the midst of a burst or of holding, in plain numbers; else None."""
-        assert self.track is not None
-        track, c, one, phase = self.track, self.config, view.one, int(self.phase[0])
-        if phase not in (BURST, HOLD) or not one.alive or track.one.resized:
-            return None
-        bound, held = math.log(max(INPUT_BOUND * one.demand, 1e-12)) > track.one.smooth, int(self._held[0])
-        if phase == HOLD:
-            if held + 1 >= self._wait[0] or (held >= SETTLED and track.one.low >= 4):
-                return None
-            self._held[0], value = held + 1, one.value
-        else:
-            left = int(self._left[0])
-            if not bound or left <= 0 or self._idle[0] >= c.patience or self.explore > 0.0:
-                return None
-            aimed = target_of_one(one, track.curves.one, c.usable)
-            if left % c.review == 0 and gain_of_one(one, track.curves.one, aimed) > c.worth:
-                return None
-            assert self.values is not None
-            self._step = step_of_one(view, track, aimed, self.values, c, self.quanta)
-            value = self._step.value
-            still = value == one.value and self._step.is_followed
-            self._held[0], self._left[0], self._idle[0] = 0, left - 1, self._idle[0] + 1 if still else 0
-        window = windows_of_one(one, track.curves.one.cv, value, bound, c.memory_limit)
-        if window is None:
-            self._bound = np.array([bound])
-            values, windows = self._guarded(view, np.array([value]))
-            return values[0].tolist(), windows[0].tolist()
+        value = self._confirm(view, value)
+        value, window = self._guarded(view, value)
+        self.asked = value
         return value, window
-
-    def _probe(self, view: View, value: Floats) -> Floats:
-        assert self.track is not None
-        if self.track.decisions != self.config.probe_at or self.config.probe >= 1.0:
-            return value
-        fewer = np.where(view.workers, np.maximum(np.round(view.value * self.config.probe), view.low), value)
-        rows = (self.phase == JUMP) & (fewer != view.value).any(1)
-        # Where there is nothing to take away the first jump need not wait.
-        self._early = (self.phase == JUMP) & ~rows
-        return np.where(rows[:, None], fewer, value)
 
     def _burst(self, view: View, value: Floats, aimed: Floats) -> Floats:
         assert self.track is not None
@@ -138,6 +83,8 @@ class Shell(Progress):
             return value
         track, c = self.track, self.config
         best = track.best[0]
+        # A move that was not granted is none.
+        self._idle[track.last_move.any(1)] = 0
         over = rows & ((self._left <= 0) | (self._idle >= c.patience))
         self.phase[over] = CONFIRM
         self._left -= rows
@@ -158,22 +105,28 @@ class Shell(Progress):
         gain = (at(q, moves) - q[..., STAY]).sum(1)
         weak = (gain / np.maximum(view.mask.sum(1), 1) < c.gate) & (room >= 0.0)
         moves = np.where(weak[:, None], STAY, moves)
+        moves = np.where(self._has_failed(view.value, view.value + MOVES[moves])[:, None], STAY, moves)
         next_ = view.value + MOVES[moves]
         # What is clearly worse than the best known is left, not walked out of.
         back = rows & (track.low >= 3)
         value = np.where(back[:, None], best, np.where(rows[:, None], next_, value))
-        still = (moves == STAY).all(1) & ~back
-        self._idle = np.where(rows, (self._idle + 1) * still, self._idle)
-        self._moved = Moved(slots, pipeline, view.mask, moves, fine, view.weight, room, rows & ~back)
+        # Slower than it was, though where it was best: that is the work, not a lack of moves.
+        slump = back & (best == view.value).all(1)
+        self._idle = np.where(slump, 0, self._idle + rows)
+        self.moved = Moved(slots, pipeline, view.mask, moves, fine, view.weight, room, rows & ~back)
         return value
 
-    def _confirm(self, value: Floats) -> Floats:
-        """Measure what may be the best until it is sure; then hold."""
+    def _confirm(self, view: View, value: Floats) -> Floats:
+        """Measure what may be the best until it is sure; then hold. What is asked for and not granted ends it, too."""
         assert self.track is not None
         track = self.track
         rows = (self.phase == CONFIRM) & ~self._look_jump
         if not rows.any():
             return value
+        refused = rows & self._refused
+        self.phase[refused] = HOLD
+        self._held[refused], self._trusted[refused] = 0, False
+        rows &= ~refused
         score, n = track.score, np.arange(len(value))
         hope = track.mean + track.noise[:, None] / np.sqrt(np.maximum(track.count, 1.0))
         # Where the agent stopped is believed until the measurements speak against it.
@@ -193,10 +146,14 @@ class Shell(Progress):
         assert self.track is not None
         c = self.config
         value = fit_budget(view, value)
+        # What was not granted is not asked for again and again.
+        still = self._is_left_alone | ((self.phase == HOLD) & (value == self._denied).all(1))
+        value = np.where(still[:, None], view.value, value)
         moved = (value != view.value).any(1)
         wide = windows_for(value, self.track.curves.cv, view)
         # A window that is cut holds up the stages before it until it has drained: only far too wide ones are.
-        wider = (wide > np.where(moved, 1.0, 1.2)[:, None] * view.window) & (moved | self._bound)[:, None]
+        may = moved | (self._bound & ~self._is_left_alone)
+        wider = (wide > np.where(moved, 1.0, 1.2)[:, None] * view.window) & may[:, None]
         window = np.where(wider | (moved[:, None] & (wide < 0.5 * view.window)), wide, view.window)
         changed = moved | (window != view.window).any(1)
         limit = np.where(changed | (view.full_memory > c.memory_limit + 0.03), c.memory_limit, 9.0)

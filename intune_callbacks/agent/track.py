@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from intune_callbacks.agent.curves import Curves
-from intune_callbacks.agent.lazy import Lazy
-from intune_callbacks.agent.track_one import (
-    AGING,
-    CLEAR_NOISE,
-    CLEARLY,
-    FORGET_MOVES,
-    LEAST_NOISE,
-    MOST_COUNT,
-    MOST_NOISE,
-    NOBODY,
-    SECOND,
-    SMOOTH,
-    SPREAD,
-    TrackOfOne,
-)
 from intune_callbacks.agent.view import Bools, Floats, Ints, View
 
-__all__ = ["KEPT", "MOMENTS", "Track"]
+__all__ = ["KEPT", "MOMENTS", "NOBODY", "Track"]
 
 KEPT = 3
 """Allocations remembered besides the present one."""
 MOMENTS = 3
 """Sums kept of the moves of a slot."""
+NOBODY = -30.0
+FORGET_MOVES = 0.97
+SPREAD = 0.03
+AGING = 0.0007
+"""Log throughput an old measurement loses per decision: work drifts."""
+MOST_COUNT = 20.0
+SECOND = 0.8
+CLEARLY, CLEAR_NOISE = 0.1, 1.5
+SMOOTH = 0.4
+LEAST_NOISE, MOST_NOISE = 0.005, 0.3
 
 
-class Track(Lazy):
-    """Memory of N pipelines, fed one `View` per decision; of a single one in plain numbers, see `one`.
+class Track:
+    """Memory of N pipelines, fed one `View` per decision.
 
     Args:
         view: the first one.
     """
 
-    ARRAYS = frozenset((*(f.name for f in fields(TrackOfOne)), "best"))
-
     def __init__(self, view: View) -> None:
         n, s = view.mask.shape
-        self._one: TrackOfOne | None = None
         self.curves = Curves(view)
         self.decisions = 0
         self.resized: Bools = np.zeros(n, bool)
@@ -89,7 +79,6 @@ class Track(Lazy):
 
     def go_on(self, kept: Mapping[str, Floats], view: View) -> None:
         """Take back what `state_dict` gave, as arrays; `view` is the first one since."""
-        self._to_arrays()
         self.curves.go_on(kept, view)
         self.value, self.mean, self.count = (kept[name][None].copy() for name in ("value", "mean", "count"))
         self.noise, self.moves = kept["noise"][None].copy(), kept["moves"][:, None].copy()
@@ -102,35 +91,6 @@ class Track(Lazy):
         self.decisions += 1
         self.view = view
         self.curves.learn(view)
-        if view.is_one:
-            self.one.take(before.one, view.one)
-            self._drop()
-        else:
-            self._take(before, view)
-
-    @property
-    def one(self) -> TrackOfOne:
-        """The only pipeline in plain numbers; they are what counts until `forget` or `begin_at` change the arrays."""
-        if self._one is None:
-            of = {name: getattr(self, name)[0].tolist() for name in self.ARRAYS - {"moves", "best"}}
-            self._one = TrackOfOne(moves=self.moves[:, 0].T.tolist(), **of)
-        return self._one
-
-    def _made(self, name: str) -> NDArray[Any] | tuple[Floats, Floats]:
-        one = self.one
-        if name == "moves":
-            return np.array(one.moves).T[:, None]
-        if name == "best":
-            value, score = one.best
-            return np.array([value]), np.array([score])
-        return np.array([getattr(one, name)])
-
-    def _to_arrays(self) -> None:
-        for name in self.ARRAYS:
-            getattr(self, name)
-        self._one = None
-
-    def _take(self, before: View, view: View) -> None:
         self.resized = (view.cpus != before.cpus) | (view.alive & ~before.alive)
         ok = view.alive & ~self.resized & before.alive
         log_rate = np.log(np.maximum(view.rate, 1e-12))
@@ -153,7 +113,6 @@ class Track(Lazy):
 
     def begin_at(self, age: int, rows: Bools) -> None:
         """Count the decisions of `rows` from `age` on."""
-        self._to_arrays()
         self.age[rows] = age
 
     @property

@@ -1,32 +1,26 @@
 """What the agent looks at, as arrays: one row per pipeline, one column (slot) per stage it can change.
 
-Arrays let the same code decide for one live pipeline and learn on hundreds of simulated ones.
+The same code decides for one live pipeline, an array of one row, and learns on hundreds of simulated ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from types import SimpleNamespace
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from intune_callbacks.agent.lazy import Lazy
-
-__all__ = ["FIELDS", "Bools", "Floats", "Ints", "Number", "View", "needed_of_one"]
+__all__ = ["Bools", "Floats", "Ints", "View"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-Number = TypeVar("Number", float, Floats)
 
 
 # Without slots: what several parts of a decision need of the same view is computed once and kept in the instance.
 @dataclass(frozen=True)
-class View(Lazy):
+class View:
     """N pipelines of S slots; arrays are [N, S] unless said otherwise. Memory is a share of the limit, 0..1.
 
     Args:
@@ -75,29 +69,6 @@ class View(Lazy):
     noise: Floats
     alive: Bools
 
-    @classmethod
-    def of_one(cls, numbers: Sequence[Any]) -> View:
-        """Return one pipeline, given in plain numbers in the order of the fields: see `one`."""
-        view = cls.__new__(cls)
-        view.__dict__["one"] = _one(numbers)
-        return view
-
-    def _made(self, name: str) -> NDArray[Any]:
-        return np.array([getattr(self.one, name)])
-
-    @property
-    def is_one(self) -> bool:
-        """One pipeline: on a few stages plain numbers are faster than arrays."""
-        return "one" in self.__dict__ or len(self.value) == 1
-
-    @cached_property
-    def one(self) -> SimpleNamespace:
-        """The only pipeline in plain numbers, faster on a few stages: lists over the slots, single numbers otherwise.
-
-        The fields are those of the view, and `workers`, `worker_weight`, `room` and `full_memory`.
-        """
-        return _one([getattr(self, name)[0].tolist() for name in FIELDS])
-
     @cached_property
     def workers(self) -> Bools:
         """Slots that hold workers, [N, S]."""
@@ -135,37 +106,3 @@ class View(Lazy):
         windows = np.maximum(window - self.fill * self.window, 0.0) * self.item_memory
         buffers = np.maximum(value - self.fill * self.value, 0.0) * self.unit_memory
         return np.asarray(self.memory + np.where(self.is_buffer, buffers, more + windows).sum(1))
-
-
-FIELDS = tuple(f.name for f in fields(View))
-"""Of a `View`, in order."""
-View.ARRAYS = FIELDS
-
-
-def _one(numbers: Sequence[Any]) -> SimpleNamespace:
-    one = SimpleNamespace(**dict(zip(FIELDS, numbers, strict=True)))
-    one.workers = [exists and not is_buffer for exists, is_buffer in zip(one.mask, one.is_buffer, strict=True)]
-    one.worker_weight = [weight if has else 0.0 for weight, has in zip(one.weight, one.workers, strict=True)]
-    one.room = one.budget - sum([n * weight for n, weight in zip(one.value, one.worker_weight, strict=True)])
-    one.full_memory = needed_of_one(one, one.value, one.window)
-    return one
-
-
-def needed_of_one(one: SimpleNamespace, value: Sequence[float], window: Sequence[float]) -> float:
-    """Return what `View.needed` does for one pipeline, in plain numbers.
-
-    Args:
-        one: `View.one`.
-        value: units, by slot.
-        window: by slot.
-    """
-    needed: float = one.memory
-    for is_buffer, now, wide_now, fill, of_unit, of_item, then, wide in zip(
-        one.is_buffer, one.value, one.window, one.fill, one.unit_memory, one.item_memory, value, window, strict=True
-    ):
-        # Workers come on top of what is used; a buffer holds part of what it may.
-        if (more := then - fill * now if is_buffer else then - now) > 0.0:
-            needed += more * of_unit
-        if not is_buffer and (more := wide - fill * wide_now) > 0.0:
-            needed += more * of_item
-    return needed

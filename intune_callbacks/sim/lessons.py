@@ -85,8 +85,7 @@ class Lessons:
         self.env = Env(machines, rng, {when: factor}, mixed=True)
         # Lessons are long bursts: when to stop, or to jump in their middle, is the shell's business, not the network's.
         jumps = tuple(sorted(rng.choice([2, 3, 4, 5, 6], int(rng.integers(1, 4)), replace=False).tolist()))
-        probe = 0.5 if rng.random() < 0.7 else 1.0
-        config = ShellConfig(jumps=jumps, probe=probe, burst=10**6, patience=10**6, gate=-np.inf, review=10**7)
+        config = ShellConfig(jumps=jumps, burst=10**6, patience=10**6, gate=-np.inf, review=10**7)
         self.shell = Shell(self.values, config, rng=rng, quanta=1)
         self._fresh = rng.random(c.machines) < c.fresh_share
         self._past: deque[tuple[Moved, Floats, Bools, Floats]] = deque()
