@@ -77,7 +77,8 @@ def _check_stages(stages: Sequence[Stage]) -> None:
     if len(set(names)) != len(names):
         raise PipelineError(f"stage names are not unique: {names}")
     for stage in stages:
-        if not 1 <= stage.low <= stage.current <= stage.high:
+        least = 0 if stage.unit == "workers" else 1
+        if not least <= stage.low <= stage.current <= stage.high:
             limits = f"low {stage.low} <= current {stage.current} <= high {stage.high}"
             raise PipelineError(f"{stage.name}: {limits} is broken")
         if stage.kind not in KINDS:

@@ -12,7 +12,10 @@ SIZED_FIRST, SIZED_EVERY = 4, 16
 
 def nbytes(value: object, depth: int = 4) -> int:
     """Return the bytes held by the arrays and byte strings of a batch (in lists, tuples, dicts, dataclasses)."""
-    size = getattr(value, "nbytes", None)
+    try:
+        size = getattr(value, "nbytes", None)
+    except Exception:  # torch says RuntimeError of a sparse tensor
+        size = None
     if isinstance(size, int):
         return size
     if isinstance(value, (bytes, bytearray, str)):

@@ -2,7 +2,8 @@
 
 A worker pulls its own input under a lock, which numbers it, computes, and stores the result under its number; the
 consumer takes the numbers in order. There is no reader thread, no sorter thread and no multiprocessing queue, so a
-resize is two integer writes and a notify: nothing in flight is dropped, run twice or reordered.
+resize is two integer writes and a notify: nothing in flight is dropped, run twice or reordered. With no workers at all
+the consumer computes the next item itself, and nothing ahead.
 
     claim room in the window -> pull (numbered) -> compute -> store under the number -> consumer takes in order
           blocked_s                starved_s        busy_s         queued
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from intune_callbacks.errors import WorkerDied
@@ -58,6 +60,7 @@ class ElasticMap(Generic[Y]):
         feed: pull the source in the consumer's thread (index samplers that draw random numbers), window ahead.
         hold_at: with `feed`, look for the end of the source only when the consumer asks for more than so many items:
             a sampler may draw random numbers there, and a trainer that knows the length never asks.
+        inline: with `feed`, what the consumer does to an item itself while there are 0 workers; None keeps one worker.
         finish: applied to each result in the parent's worker thread (pinning memory).
         timeout_s: raise RuntimeError if one item takes longer to arrive; 0 waits for as long as a worker lives.
         counters: where to count; a new `Counters` by default.
@@ -66,6 +69,7 @@ class ElasticMap(Generic[Y]):
 
     Raises:
         ValueError: neither a function nor a pool was given.
+        Exception: not all workers could be started; then none is left.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class ElasticMap(Generic[Y]):
         snapshot: Callable[[], Any] | None = None,
         feed: bool = False,
         hold_at: int | None = None,
+        inline: Callable[[Any], Y] | None = None,
         finish: Callable[[Y], Y] | None = None,
         timeout_s: float = 0.0,
         counters: Counters | None = None,
@@ -94,8 +99,11 @@ class ElasticMap(Generic[Y]):
         self._source, self._fn, self._pool = source, fn, pool
         self._snapshot, self._finish, self._timeout_s = snapshot, finish, timeout_s
         self._ordered, self._feeding, self._hold_at = ordered, feed, hold_at
+        self._inline = inline if feed else None
+        self._fewest = 1 if self._inline is None else 0
         self._clock = clock or Clock()
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may run `abort` in a worker that holds it.
+        self._lock = threading.RLock()
         self._source_lock = threading.Lock()
         self._space = threading.Condition(self._lock)
         self._ready = threading.Condition(self._lock)
@@ -105,7 +113,12 @@ class ElasticMap(Generic[Y]):
         self._exhausted = self._closed = False
         self._workers, self._window, self._alive = 0, max(1, window), 0
         self._threads: list[threading.Thread] = []
-        self.resize(workers)
+        self._idle_s: float | None = None
+        try:
+            self.resize(workers)
+        except BaseException:
+            self.close()
+            raise
 
     # -- the two live numbers ------------------------------------------------------------------------------------
 
@@ -128,38 +141,63 @@ class ElasticMap(Generic[Y]):
         """Change one or both numbers at once; callable at any moment, from any thread.
 
         Args:
-            workers: items computed at once, at least 1; surplus workers leave after their current item.
+            workers: items computed at once, at least 1, or 0 with `inline`; surplus workers leave after their current
+                item.
             window: the reorder window, at least 1; a smaller one takes effect as results are delivered.
+
+        Raises:
+            Exception: a worker could not be started; `workers` then says how many there are.
         """
         with self._lock:
             if window is not None:
                 self._window = max(1, int(window))
             if workers is not None:
-                self._workers = max(1, int(workers))
-            missing = 0 if self._closed or self._exhausted else max(0, self._workers - self._alive)
+                self._workers = max(self._fewest, int(workers))
+                self._idle_s = None
+            ended = self._closed or (self._exhausted and not self._inbox)
+            missing = 0 if ended else max(0, self._workers - self._alive)
             self._alive += missing
             self._space.notify_all()
+            if not self._workers:
+                self._ready.notify_all()
         # Children are started here, in the caller's thread, and not by the new worker thread: the training thread
         # sits between two steps, so no lock of the frameworks is held while the process is forked.
         started = 0
         try:
             for _ in range(missing):
-                child = self._pool.get() if self._pool is not None else None
-                thread = threading.Thread(target=self._work, args=(child,), daemon=True, name=f"intune-{self.name}")
-                thread.start()
+                self._threads.append(self._start())
                 started += 1
-                self._threads.append(thread)
         finally:
             if started < missing:
                 with self._lock:
                     self._alive -= missing - started
+                    self._workers = max(self._fewest, min(self._workers, self._alive))
         if missing:
             self._threads = [thread for thread in self._threads if thread.is_alive()]
 
+    def _start(self) -> threading.Thread:
+        child = self._pool.get() if self._pool is not None else None
+        thread = threading.Thread(target=self._work, args=(child,), daemon=True, name=f"intune-{self.name}")
+        try:
+            thread.start()
+        except BaseException:
+            if child is not None and self._pool is not None:
+                self._pool.put(child)
+            raise
+        return thread
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True if the consumer would have to wait now."""
+        with self._lock:
+            ready = self._delivered in self._results if self._ordered else bool(self._results)
+            return not ready and not self._closed and not (self._exhausted and self._delivered == self._pulled)
+
     def stats(self) -> StageStats:
         """Return the counters and the current fill of the window."""
+        # Outside the lock: it may take milliseconds.
+        worker_bytes = self._pool.worker_bytes() if self._pool is not None else 0.0
         with self._lock:
-            worker_bytes = self._pool.worker_bytes() if self._pool is not None else 0.0
             return self.counters.reading(len(self._results), self._window, worker_bytes)
 
     # -- a worker ------------------------------------------------------------------------------------------------
@@ -261,6 +299,7 @@ class ElasticMap(Generic[Y]):
         return self
 
     def __next__(self) -> Y:
+        task: _Task | None = None
         with self._lock:
             if self._feeding:
                 self._feed(asked=True)
@@ -269,6 +308,9 @@ class ElasticMap(Generic[Y]):
                 number = self._delivered if self._ordered else next(iter(self._results), -1)
                 entry = self._results.pop(number, None)
                 if entry is not None:
+                    break
+                task = self._own_task()
+                if task is not None:
                     break
                 if self._closed or (self._exhausted and self._delivered == self._pulled):
                     raise StopIteration
@@ -281,23 +323,56 @@ class ElasticMap(Generic[Y]):
                 self._feed()
             else:
                 self._space.notify()
+        if task is not None:
+            return self._compute(task)
+        assert entry is not None
         value, self.state = entry
         if type(value) is _Raised:
             if isinstance(value.error, WorkerDied):
-                self.resize(self._workers)
+                # What died is what the user must hear of, not that nobody could take its place.
+                with suppress(Exception):
+                    self.resize(self._workers)
             raise value.error
         return value  # type: ignore[no-any-return]
 
-    def prime(self) -> None:
-        """Start pulling now instead of at the first `next` (only with `feed`)."""
+    def _own_task(self) -> _Task | None:
+        """Return what the consumer computes itself now (lock held): with no workers, the next item, if nobody has it.
+
+        Order matters: results first, then what was fed while there were workers, then the source. An item in the hands
+        of a worker that is leaving is waited for.
+        """
+        if self._workers or not self._inbox or (self._ordered and self._inbox[0][0] != self._delivered):
+            return None
+        return self._inbox.popleft()
+
+    def _compute(self, task: _Task) -> Y:
+        assert self._inline is not None
+        begin_s, begin_cpu_s = self._clock.wall(), self._clock.cpu()
+        value = self._inline(task[1])
+        if self._finish is not None:
+            value = self._finish(value)
+        end_s, cpu_s = self._clock.wall(), self._clock.cpu() - begin_cpu_s
+        with self._lock:
+            self.counters.computed(end_s - begin_s, cpu_s, value)
+            if self._idle_s is not None:
+                self.counters.blocked_s += begin_s - self._idle_s
+            self._idle_s = end_s
+        return value
+
+    def prime(self, asked: bool = False) -> None:
+        """Start pulling now instead of at the first `next` (only with `feed`).
+
+        Args:
+            asked: as `next` does, which will be called at once; it may look for the end of the source.
+        """
         with self._lock:
             if self._feeding:
-                self._feed()
+                self._feed(asked)
 
     def _feed(self, asked: bool = False) -> None:
-        """Pull the source up to the window, in the consumer's thread (lock held)."""
-        fed = 0
-        while not self._exhausted and self._pulled - self._delivered < self._window:
+        """Pull the source up to the window, in the consumer's thread (lock held); nothing ahead with no workers."""
+        fed, room = 0, self._window if self._workers else int(asked)
+        while not self._exhausted and self._pulled - self._delivered < room:
             if self._pulled == self._hold_at and not (asked and self._delivered == self._hold_at):
                 break
             try:

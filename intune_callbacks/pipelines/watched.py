@@ -1,18 +1,161 @@
-"""A loader that is only looked at: the modes `observe` and `advise` change nothing, not even the engine."""
+"""A stock iterator seen from outside: what `observe` and `advise` measure, and `tune` before it changes anything."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+import psutil
+
+from intune_callbacks.pipelines.counters import Counters
+from intune_callbacks.pipelines.workers import WorkerMemory
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage, StageStats
 
-__all__ = ["WINDOW_KNOB", "WORKERS_KNOB", "WatchedLoader"]
+__all__ = ["WINDOW_KNOB", "WORKERS_KNOB", "Watch", "WatchedLoader"]
 
 WORKERS_KNOB, WINDOW_KNOB = "DataLoader(num_workers={})", "prefetch_factor={}"
 
 # A fetch that took longer than this found no batch ready.
 BLOCKED_S = 0.0005
+
+# The workers' CPU time is read at each look at the counters, and a few times early in an epoch: they may end unseen.
+FIRST_CPU_S, LAST_CPU_S = 0.05, 1.0
+
+
+class Watch:
+    """Times the fetches of stock iterators of one loader and estimates what their workers do.
+
+    Without workers the time of a batch is that of the fetch. With `n` workers all are busy while the fetch has to
+    wait: what they need for a batch is n times the time between two such fetches, over the batches in between. With
+    more batches in between than can be in flight they may have been idle, and the last estimate stays.
+
+    Args:
+        workers: what the user set; 0 computes in the training loop.
+        window: batches in flight.
+        clock: wall and CPU clock.
+        counters: where to count; new ones by default.
+    """
+
+    def __init__(self, workers: int, window: int, clock: Clock, counters: Counters | None = None) -> None:
+        self.counters = counters or Counters()
+        self._workers, self._window, self._clock = workers, max(1, window), clock
+        self._running: weakref.ref[Any] | None = None
+        self._last_s: float | None = None
+        self._service_s: float | None = None
+        self._waited_s: float | None = None
+        self._since_wait = 0
+        self._processes: list[psutil.Process] = []
+        self._cpu_s: float | None = None
+        self._unread = 0
+        self._cpu_due_s, self._cpu_every_s = float("inf"), FIRST_CPU_S
+        self._memory = WorkerMemory()
+
+    def begin(self, iterator: Any) -> None:
+        """From now on batches come from `iterator`, which has just been made or is already running."""
+        self.end()
+        self._last_s = self._waited_s = None
+        # Weak: whoever drops the iterator ends it.
+        self._running = weakref.ref(iterator) if self._workers else None
+
+    def end(self) -> None:
+        """The iterator has ended, or somebody else counts from now on."""
+        self._count_cpu()
+        counters, read = self.counters, self.counters.items - self._unread
+        if self._unread and read > 0:
+            # The workers ended unseen: their last batches took as much CPU as those before.
+            whole_s = counters.cpu_s * counters.items / read
+            counters.cpu_s = max(counters.cpu_s, min(whole_s, counters.busy_s))
+        self._running, self._processes, self._cpu_s, self._unread = None, [], None, 0
+
+    def fetch(self, iterator: Iterator[Any]) -> Any:
+        """Return the next batch of `iterator`."""
+        wall, counters, last_s = self._clock.wall, self.counters, self._last_s
+        if not self._workers:
+            cpu = self._clock.cpu
+            begin_s, begin_cpu_s = wall(), cpu()
+            batch = next(iterator)
+            self._last_s = now_s = wall()
+            counters.computed(now_s - begin_s, cpu() - begin_cpu_s, batch)
+            if last_s is not None:
+                counters.blocked_s += begin_s - last_s
+            return batch
+        begin_s = wall()
+        batch = next(iterator)
+        self._last_s = now_s = wall()
+        self._since_wait += 1
+        if now_s - begin_s > BLOCKED_S:
+            self._waited(now_s)
+        service_s = self._service_s or 0.0
+        counters.computed(service_s, 0.0, batch)
+        if last_s is None:
+            self._meet(now_s)
+            return batch
+        counters.blocked_s += max(0.0, self._workers * (now_s - last_s) - service_s)
+        self._unread += 1
+        if now_s >= self._cpu_due_s:
+            self._count_cpu()
+            self._cpu_every_s *= 2.0
+            self._cpu_due_s = now_s + self._cpu_every_s if self._cpu_every_s <= LAST_CPU_S else float("inf")
+        return batch
+
+    def _meet(self, now_s: float) -> None:
+        """Look at the workers for the first time: what they did before the first batch is their start."""
+        iterator = self._running() if self._running is not None else None
+        for worker in getattr(iterator, "_workers", ()):
+            with suppress(psutil.Error):
+                self._processes.append(psutil.Process(worker.pid))
+        self._cpu_s, self._unread = self._read(), 0
+        self._cpu_every_s = FIRST_CPU_S
+        self._cpu_due_s = now_s + FIRST_CPU_S
+
+    def _waited(self, now_s: float) -> None:
+        if self._waited_s is not None and self._since_wait <= self._window:
+            service_s = self._workers * (now_s - self._waited_s) / self._since_wait
+            before_s = service_s if self._service_s is None else self._service_s
+            self._service_s = before_s + 0.25 * (service_s - before_s)
+        self._waited_s, self._since_wait = now_s, 0
+
+    def reading(self, capacity: int) -> StageStats:
+        """Return the counters now.
+
+        Args:
+            capacity: batches that can be in flight.
+        """
+        self._count_cpu()
+        counters = self.counters
+        if self._workers and self._service_s is None:
+            # It never had to wait, so nothing is known but that a batch takes at least its CPU time.
+            counters.busy_s = max(counters.busy_s, counters.cpu_s)
+        pids = [process.pid for process in self._processes]
+        return counters.reading(self._queued(), capacity, self._memory.read(pids))
+
+    def _queued(self) -> int:
+        iterator = self._running() if self._running is not None else None
+        if iterator is None:
+            return 0
+        try:
+            early = sum(len(task) == 2 for task in iterator._task_info.values())
+            return early + max(0, int(iterator._data_queue.qsize()))
+        except (AttributeError, NotImplementedError, OSError, ValueError):  # no semaphores to read, or closed
+            return 0
+
+    def _count_cpu(self) -> None:
+        now_s = self._read()
+        if now_s is not None and self._cpu_s is not None:
+            self.counters.cpu_s += max(0.0, now_s - self._cpu_s)
+            self._cpu_s, self._unread = now_s, 0
+
+    def _read(self) -> float | None:
+        spent_s = 0.0
+        for process in self._processes:
+            try:
+                times = process.cpu_times()
+            except psutil.Error:
+                return None
+            spent_s += times.user + times.system
+        return spent_s if self._processes else None
 
 
 class _TimedIterator:
@@ -25,9 +168,8 @@ class _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        begin_s = self._owner.clock.wall()
-        batch = next(self._inner)
-        self._owner.fetched(begin_s)
+        batch = self._owner.watch.fetch(self._inner)
+        self._owner.delivered += 1
         return batch
 
     def __getattr__(self, name: str) -> Any:
@@ -36,9 +178,6 @@ class _TimedIterator:
 
 class WatchedLoader:
     """One stage, `load`, with the user's numbers, seen from outside.
-
-    The time of one batch is estimated: without workers it is the time of the fetch; with `n` workers that are all
-    busy, as they are when the fetch had to wait, it is n times the time between two batches.
 
     Args:
         workers: what the user set; 0 computes in the training loop.
@@ -49,36 +188,24 @@ class WatchedLoader:
 
     def __init__(self, workers: int, window: int, *, clock: Clock, remark: str = "") -> None:
         self.clock, self._workers, self._window = clock, workers, max(1, window)
-        remark = remark or ("" if workers else "was 0")  # a stage begins at 1
         self._knob = f"{WORKERS_KNOB}  # {remark}" if remark else WORKERS_KNOB
-        self._items, self._busy_s, self._busy_s2 = 0, 0.0, 0.0
-        self._service_s = 0.0
-        self._last_s: float | None = None
+        self.watch = Watch(workers, self._window, clock)
+        self.delivered = 0
 
     def prepare(self) -> None:
         """Nothing is changed before the first `iter()`."""
 
     def adopt(self, iterator: Any) -> Any:
         """Return the iterator behind a stopwatch."""
-        return iterator if isinstance(iterator, _TimedIterator) else _TimedIterator(iterator, self)
-
-    def fetched(self, begin_s: float) -> None:
-        """Count one batch whose fetch began at `begin_s`, wall seconds."""
-        now_s = self.clock.wall()
-        waited_s = now_s - begin_s
-        if self._workers == 0:
-            self._service_s = waited_s
-        elif waited_s > BLOCKED_S and self._last_s is not None:
-            self._service_s = self._workers * (now_s - self._last_s)
-        self._last_s = now_s
-        self._items += 1
-        self._busy_s += self._service_s
-        self._busy_s2 += self._service_s**2
+        if not isinstance(iterator, _TimedIterator):
+            self.watch.begin(iterator)
+            iterator = _TimedIterator(iterator, self)
+        return iterator
 
     def stages(self) -> tuple[Stage, ...]:
-        workers = max(1, self._workers)
+        low = min(1, self._workers)
         return (
-            Stage("load", "cpu", "workers", 1, 64, workers, when="epoch", knob=self._knob),
+            Stage("load", "cpu", "workers", low, max(64, self._workers), self._workers, when="epoch", knob=self._knob),
             Stage(
                 "load.window",
                 "memory",
@@ -93,8 +220,7 @@ class WatchedLoader:
         )
 
     def stats(self) -> PipelineStats:
-        reading = StageStats(self._items, self._busy_s, self._busy_s2, self._busy_s, 0.0, 0.0, 0, self._window)
-        return PipelineStats(self.clock.wall(), self._items, {"load": reading})
+        return PipelineStats(self.clock.wall(), self.delivered, {"load": self.watch.reading(self._window)})
 
     def resize(self, allocation: Mapping[str, int]) -> Allocation:
         return {stage.name: stage.current for stage in self.stages()}

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -17,10 +17,12 @@ from typing import Any
 from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.wire import Reducer, Wire
 
-__all__ = ["Child", "ProcessPool"]
+__all__ = ["Child", "ProcessPool", "Startup", "WorkerMemory"]
 
 QUIT_S = 2.0
-MEMORY_EVERY_S = 5.0
+# The kernel walks all pages of a process to tell its private memory, 20 ms for a GB: at most so often, and at most so
+# small a share of the time.
+MEMORY_EVERY_S, MEMORY_SHARE = 5.0, 0.002
 
 # One child is started at a time: a child forked in between would inherit the other's pipe end.
 _starting = threading.Lock()
@@ -83,6 +85,39 @@ class RemoteTraceback(Exception):
         super().__init__(f'\n"""\n{text}"""')
 
 
+class Startup:
+    """What starting workers has cost the thread that starts them.
+
+    Attributes:
+        count: workers started.
+        total_s: seconds it took.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.total_s = 0, 0.0
+
+    def add(self, count: int, spent_s: float) -> None:
+        """Count `count` workers that took `spent_s` seconds together."""
+        self.count += count
+        self.total_s += spent_s
+
+
+class WorkerMemory:
+    """What one worker costs in private memory, looked up now and then."""
+
+    def __init__(self) -> None:
+        self._due_s, self._bytes = float("-inf"), 0.0
+
+    def read(self, pids: Sequence[int]) -> float:
+        """Return the bytes of the largest of the first two of these processes, perhaps as they were seconds ago."""
+        begin_s = time.monotonic()
+        if pids and begin_s >= self._due_s:
+            self._bytes = max(_private_bytes(pid) for pid in pids[:2])
+            end_s = time.monotonic()
+            self._due_s = end_s + max(MEMORY_EVERY_S, (end_s - begin_s) / MEMORY_SHARE)
+        return self._bytes
+
+
 class Child:
     """One started child process and this side's end of its pipe."""
 
@@ -98,6 +133,7 @@ class ProcessPool:
         context: a multiprocessing context.
         start: called once in each child with its worker number.
         reducer: pickling of special types, as `pickle.Pickler.reducer_override`.
+        startup: where the seconds spent starting children are added up.
     """
 
     def __init__(
@@ -106,22 +142,33 @@ class ProcessPool:
         context: BaseContext,
         start: Callable[[int], None] | None = None,
         reducer: Reducer | None = None,
+        startup: Startup | None = None,
     ) -> None:
+        self.startup = startup or Startup()
         self._fn, self._context, self._start, self._reducer = fn, context, start, reducer
         self._idle: list[Child] = []
         self._all: dict[int, Child] = {}
         self._count = 0
         self._closed = False
-        self._lock = threading.Lock()
-        self._memory = (float("-inf"), 0.0)
+        self._lock = threading.RLock()
+        self._memory = WorkerMemory()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the children alive."""
         return tuple(pid for pid, child in list(self._all.items()) if child.process.is_alive())
 
+    @property
+    def idle(self) -> int:
+        """Parked children."""
+        return len(self._idle)
+
     def get(self) -> Child:
-        """Return an idle child, or start one."""
+        """Return an idle child, or start one.
+
+        Raises:
+            OSError: no process could be started.
+        """
         with self._lock:
             while self._idle:
                 child = self._idle.pop()
@@ -129,13 +176,20 @@ class ProcessPool:
                     return child
                 self._forget(child)
             worker_id, self._count = self._count, self._count + 1
+        begin_s = time.perf_counter()
         with _starting:
             ours, theirs = self._context.Pipe(duplex=True)
-            process = self._context.Process(  # type: ignore[attr-defined]
-                target=_child_main, args=(theirs, self._fn, self._start, worker_id, self._reducer), daemon=True
-            )
-            process.start()
-            theirs.close()
+            try:
+                process = self._context.Process(  # type: ignore[attr-defined]
+                    target=_child_main, args=(theirs, self._fn, self._start, worker_id, self._reducer), daemon=True
+                )
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+        self.startup.add(1, time.perf_counter() - begin_s)
         child = Child(process, Wire(ours, self._reducer))
         with self._lock:
             self._all[process.pid] = child
@@ -179,12 +233,7 @@ class ProcessPool:
 
     def worker_bytes(self) -> float:
         """Return what one child costs in private memory, in bytes; looked up at most every five seconds."""
-        at_s, size = self._memory
-        if time.monotonic() - at_s > MEMORY_EVERY_S:
-            sizes = [_private_bytes(pid) for pid in self.pids[:2]]
-            size = max(sizes, default=0.0)
-            self._memory = (time.monotonic(), size)
-        return size
+        return self._memory.read(self.pids)
 
     def close(self) -> None:
         """End the idle children now and every other one when it is put back."""

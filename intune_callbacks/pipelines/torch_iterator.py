@@ -1,0 +1,240 @@
+"""One iterator of a DataLoader that delivers from the stock engine until our own is needed, and then from that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from intune_callbacks.pipelines.elastic import ElasticMap
+from intune_callbacks.pipelines.torch_engine import Engines
+from intune_callbacks.pipelines.workers import ProcessPool
+
+__all__ = ["LoaderIterator"]
+
+
+class LoaderIterator:
+    """What the loader's `iter()` returns; nothing holds it but its user, so dropping it ends it.
+
+    At first the stock iterator delivers, untouched and feeding itself, and is only timed. When other numbers than the
+    user's are wanted, ours is started and only then nothing more is sent to the stock workers: what they have in
+    flight is delivered, and ours goes on where their sampler is.
+
+    Args:
+        engines: what all iterators of the loader share.
+        stock: a running iterator of the loader's own; None to `begin` in ours.
+
+    Attributes:
+        engine: ours, None while the stock iterator feeds itself.
+        pool: the child processes of ours, None if there are none.
+    """
+
+    def __init__(self, engines: Engines, stock: Any = None) -> None:
+        self._engines, self._stock = engines, stock
+        self.engine: ElasticMap[Any] | None = None
+        self.pool: ProcessPool | None = None
+        self._base_seed, self._number = 0, 0
+        self._ended = False
+        if stock is not None:
+            self._base_seed, self._number = stock._base_seed, stock._num_yielded
+            engines.watch.begin(stock)
+
+    @classmethod
+    def begin(cls, engines: Engines) -> LoaderIterator:
+        """Return an iterator at the start of an epoch that begins in our engine, in the stock one if that fails.
+
+        Random numbers are drawn in the order in which the stock iterator draws them.
+
+        Args:
+            engines: what all iterators of the loader share.
+        """
+        loader = engines.loader
+        sampler = iter(loader._index_sampler)
+        again = torch.Generator()
+        again.set_state((loader.generator or torch.default_generator).get_state())
+        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        if loader.num_workers > 0:
+            sampler = iter(loader._index_sampler)  # the stock iterator asks twice
+        ours = cls(engines)
+        ours._base_seed = base_seed
+        try:
+            ours._start(sampler, 0, 0)
+        except Exception as error:
+            engines.refused(error, None)
+            return cls(engines, engines.stock_from(sampler, again))
+        if loader.num_workers > 0 and ours.engine is not None:
+            ours.engine.prime()
+        return ours
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._engines.loader)
+
+    def __next__(self) -> Any:
+        engine = self.engine
+        try:
+            batch = self._engines.watch.fetch(self._stock) if engine is None else self._next(engine)
+        except StopIteration:
+            self._finish()
+            raise
+        self._number += 1
+        self._engines.delivered += 1
+        return batch
+
+    def _next(self, engine: ElasticMap[Any]) -> Any:
+        if self._stock is not None:
+            # What the stock iterator still has in flight comes first.
+            if engine.workers < self._engines.workers:
+                self._grow(engine, waiting=False)
+            try:
+                return next(self._stock)
+            except StopIteration:
+                self._drop_stock()
+        if engine.workers < self._engines.workers:
+            engine.prime(asked=True)
+            self._grow(engine, waiting=True)
+        return next(engine)
+
+    # -- the numbers ---------------------------------------------------------------------------------------------
+
+    def apply(self) -> None:
+        """Put the wanted numbers into force, as far as that is possible.
+
+        Raises:
+            Exception: no worker could be started; what delivered before goes on.
+        """
+        engines, engine = self._engines, self.engine
+        if self._ended or (engine is None and engines.is_stock):
+            return
+        if engine is None:
+            self._engage()
+        else:
+            engine.resize(min(engines.workers, engine.workers), engines.window)
+            if engine.workers < engines.workers:
+                self._grow(engine, waiting=False)
+            engine.prime()
+
+    def _engage(self) -> None:
+        """All or nothing: only when our engine runs, the stock one is told to send out nothing more."""
+        engines, stock = self._engines, self._stock
+        several = isinstance(stock, _MultiProcessingDataLoaderIter)
+        sent = stock._send_idx if several else stock._num_yielded
+        length = engines.length()
+        if length is not None and sent >= length:
+            return  # nothing is left that ours could compute; the next epoch begins in it
+        self._start(stock._sampler_iter, self._number - stock._num_yielded + sent, sent)
+        engines.watch.end()
+        if several:
+            stock._try_put_index = _nothing
+        else:
+            self._stock = None
+        assert self.engine is not None
+        self.engine.prime()
+
+    def _start(self, sampler: Iterator[Any], number: int, pulled: int) -> None:
+        pool = self.pool if self.pool is not None else self._engines.pool(self._base_seed)
+        try:
+            self.engine = self._engines.engine(_numbered(sampler, self._base_seed, number), pulled, pool)
+        except BaseException:
+            self.pool = None
+            if pool is not None:
+                pool.close()
+            raise
+        self.pool = pool
+
+    def _grow(self, engine: ElasticMap[Any], waiting: bool) -> None:
+        """Start missing workers: one, or as many as can be while the loop has to wait anyway; parked ones at once."""
+        engines, pool = self._engines, self.pool
+        try:
+            while engine.workers < engines.workers:
+                forks = pool is not None and not pool.idle
+                engine.resize(engine.workers + 1)
+                if forks and not (waiting and engine.is_waited_for):
+                    return
+        except Exception as error:
+            engines.refused(error, engine)
+
+    # -- the next epoch and the end ------------------------------------------------------------------------------
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """Start the next epoch with the same children (`persistent_workers`), as the stock iterator does."""
+        engines, engine = self._engines, self.engine
+        self._ended = False
+        if engine is None and engines.is_stock:
+            self._stock._reset(loader, first_iter)
+            engines.watch.begin(self._stock)
+            return
+        sampler = iter(loader._index_sampler)
+        if engine is not None:
+            # A stock iterator that is still there sends out nothing more: it is of no use.
+            self._drop_stock()
+            engine.close()
+            self.engine = None
+        if not engines.is_stock:
+            try:
+                self._start(sampler, self._number, 0)
+            except Exception as error:
+                engines.refused(error, None)
+        if self.engine is not None:
+            self._drop_stock()
+            self.engine.prime()
+            return
+        self._drop_pool()
+        if self._stock is None:
+            again = torch.Generator().manual_seed(self._base_seed)
+            self._stock = engines.stock_from(sampler, again)
+        else:
+            self._stock._reset(loader, first_iter)
+        engines.watch.begin(self._stock)
+
+    def _finish(self) -> None:
+        self._ended = True
+        if self.engine is None:
+            self._engines.watch.end()
+        elif not self._engines.loader.persistent_workers:
+            # The stock iterator, too, lets its workers go now.
+            self.close()
+
+    def give_back(self) -> Any:
+        """Return the stock iterator if it is whole, so that it can take this one's place; None if it is not."""
+        return self._stock if self.engine is None else None
+
+    def close(self) -> None:
+        """Stop our workers, then the iterator ends; a stock iterator that feeds itself is the user's and goes on."""
+        self._ended = True
+        if self.engine is not None:
+            self._drop_stock()
+            self.engine.close()
+        self._drop_pool()
+
+    def _drop_stock(self) -> None:
+        stock, self._stock = self._stock, None
+        if isinstance(stock, _MultiProcessingDataLoaderIter):
+            stock._shutdown_workers()
+
+    def _drop_pool(self) -> None:
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.close()
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except Exception:
+            # An interpreter on its way out has no threading left to complain with.
+            return
+
+
+def _numbered(sampler: Iterator[Any], base_seed: int, first: int) -> Iterator[tuple[int, int, Any]]:
+    # Without the iterator in it: the engine's threads must not keep that alive.
+    for number, index in enumerate(sampler, first):
+        yield base_seed, number, index
+
+
+def _nothing() -> None:
+    return None
