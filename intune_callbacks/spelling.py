@@ -22,6 +22,7 @@ __all__ = [
     "headline",
     "in_short",
     "memory",
+    "moment",
     "number",
     "percent",
     "quantity",
@@ -133,6 +134,18 @@ def duration(seconds: object) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes} min {int(found % 60)} s" if minutes else f"{found:.0f} s"
+
+
+def moment(seconds: float) -> str:
+    """Return a short time in the unit a reader expects, such as ``13 us``, ``1.4 ms`` or ``2.5 s``."""
+    for unit_s, unit in ((1e-6, "us"), (1e-3, "ms")):
+        if seconds < 999.5 * unit_s:
+            return f"{_two_digits(seconds / unit_s)} {unit}"
+    return f"{_two_digits(seconds)} s"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
 
 
 def span(seconds: float) -> tuple[float, str]:
