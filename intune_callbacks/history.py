@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from intune_callbacks.monitor.measured import measured
 from intune_callbacks.monitor.verdict import settle
 from intune_callbacks.types import Allocation, Observation
 
@@ -72,6 +73,7 @@ class Decision:
                 "wait_frac": _number(seen.wait_frac),
                 "exposed_wait_frac": _number(seen.exposed_wait_frac),
                 "model_s": _number(seen.model_s),
+                "seam_s": _number(seen.seam_s),
                 "cpus": _number(machine.cpus),
                 "memory_used_bytes": machine.memory_used_bytes,
                 "memory_limit_bytes": machine.memory_limit_bytes,
@@ -163,12 +165,12 @@ class Course:
 
 
 def describe(observations: Sequence[Observation]) -> dict[str, Any]:
-    """Return the medians and the verdict of some windows in plain JSON types.
+    """Return the medians and the verdict of some windows in plain JSON types, and what causes are computed from.
 
     Args:
         observations: windows of one allocation, oldest first; without any every number is None.
     """
-    judged = settle(observations)
+    judged, common = settle(observations), measured(observations)
     last = observations[-1] if observations else None
     return {
         "throughput_samples_per_s": _middle([o.samples_per_s for o in observations]),
@@ -185,7 +187,17 @@ def describe(observations: Sequence[Observation]) -> dict[str, Any]:
         "stage": judged.stage,
         "headroom": _number(judged.headroom),
         "why": judged.why,
+        "measured": _plain(common.to_json()) if common is not None else None,
     }
+
+
+def _plain(value: Any) -> Any:
+    """Numbers with six digits, lists for tuples."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return _number(value) if isinstance(value, float) else value
 
 
 def _middle(values: Sequence[float]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,10 +14,12 @@ from intune_callbacks.types import Hint, Stage
 
 __all__ = ["Cause", "Evidence", "advice", "causes"]
 
+# fmt: off
 Kind = Literal[
-    *("storage", "cpu", "workers", "serial", "files", "order", "loader"),
-    *("startup", "shuffle", "prefetch", "memory", "model"),
+    "storage", "cpu", "workers", "serial", "files", "order", "loader",
+    "startup", "shuffle", "prefetch", "memory", "model",
 ]
+# fmt: on
 
 # Of the CPUs the input may use: from this share on they are short.
 CPUS_BUSY = 0.8
@@ -138,8 +140,8 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
 def _one_after_the_other(seen: Measured) -> str:
     wait_s = seen.period_s - seen.model_s
     return (
-        f"the training loop makes each batch itself, {moment(wait_s)}, and then trains on it, {moment(seen.model_s)}; a "
-        "worker makes the next one meanwhile"
+        f"the training loop makes each batch itself, {moment(wait_s)}, and then trains on it, {moment(seen.model_s)}; "
+        "a worker makes the next one meanwhile"
     )
 
 
@@ -174,7 +176,9 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     low, high = ONE_CPU
     in_threads = stage.knob.startswith("ParallelMapper(") and not rate.worker_bytes and stage.current > 1
     if in_threads and low <= rate.items_per_batch * rate.service_cpu_s / seen.period_s <= high:
-        together = f"the {stage.current} threads of {name} keep 1 CPU busy between them, for Python lets one run at a time"
+        together = (
+            f"the {stage.current} threads of {name} keep 1 CPU busy between them, for Python lets one run at a time"
+        )
         return Cause("serial", stage.name, f"{together}: processes (method='process') would use more")
     return None
 
@@ -205,12 +209,16 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         if found.gain >= WORTH:
             told += ": more workers overlap the waits, more CPUs do not help"
         elif stage.kind == "io" and stage.current >= stage.high:
-            told += f"; it reads {stage.current} files at once, as many as its cycle_length: a longer one overlaps more "
+            told += (
+                f"; it reads {stage.current} files at once, as many as its cycle_length: a longer one overlaps more "
+            )
             told += "waits, and changes the order of the samples"
         return Cause("storage", stage.name, told, line, found.gain)
     free = max(0.0, seen.cpus - seen.cpus_busy)
     told = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
-    return Cause("workers", stage.name, f"{told}, while {free:.1f} of {amount(seen.cpus)} CPUs are free", line, found.gain)
+    return Cause(
+        "workers", stage.name, f"{told}, while {free:.1f} of {amount(seen.cpus)} CPUs are free", line, found.gain
+    )
 
 
 def _startup(seen: Measured, known: Evidence) -> Cause | None:
@@ -283,11 +291,9 @@ def _most(seen: Measured, known: Evidence) -> dict[str, int]:
     most = {}
     for stage in seen.workers:
         owned = FOLLOWS_WORKERS in stage.knob or known.hint("order", stage.name)
-        vain = known.tried.get(stage.name, BROUGHT_NOTHING) < BROUGHT_NOTHING
-        idle = (cause := _serial(seen, known, stage)) is not None and cause.kind == "serial"
         if owned:
             most[stage.name] = max(1, stage.current)
-        elif vain or idle or known.hint("files", stage.name):
+        elif _serial(seen, known, stage) is not None or known.hint("files", stage.name):
             most[stage.name] = stage.current
     return most
 
@@ -309,8 +315,3 @@ def _entries(seen: Measured, known: Evidence) -> list[dict[str, Any]]:
 
 def _worth(cause: Cause) -> Cause:
     return cause if cause.gain >= WORTH else replace(cause, line="", gain=1.0)
-
-
-def names(found: Collection[Cause]) -> tuple[str, ...]:
-    """Return the kinds of some causes."""
-    return tuple(cause.kind for cause in found)

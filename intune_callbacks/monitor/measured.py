@@ -132,7 +132,9 @@ def _wait_frac(seen: Observation, on_gpu: bool) -> float:
 
 
 def _middle(found: Sequence[StageRates]) -> StageRates:
-    values = {field.name: median(_finite(getattr(rate, field.name)) for rate in found) for field in fields(StageRates)}
+    values: dict[str, Any] = {
+        field.name: median(_finite(getattr(rate, field.name)) for rate in found) for field in fields(StageRates)
+    }
     return StageRates(**{**values, "items": round(values["items"])})
 
 

@@ -1,11 +1,13 @@
 """How long a batch would take with other numbers, from what was measured with the present ones; and the best numbers.
 
 Everything here errs on the careful side. What the workers of the limiting stage do not explain of its time is taken to
-stay, whatever their number; CPUs and the model are limits; of a computed gain 70 % are promised.
+stay, whatever their number; each further worker hinders the others a little; CPUs and the model are limits; of a
+computed gain 70 % are promised.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +20,8 @@ WORTH = 1.05
 """A smaller factor is neither promised nor advised."""
 PROMISED = 0.7
 WAITS = 0.05
+# Share of an item that only one worker can do at a time, as long as nothing else was measured.
+SERIAL = 0.03
 # What a batch costs the training loop when a worker made it, and what it takes to start a worker, in seconds.
 HANDOFF_S, STARTUP_S = 0.001, 0.1
 # Workers that are processes, for each CPU: more overlap more waits, but each has its memory and its start.
@@ -33,7 +37,7 @@ class Advice:
     """What the user would do better to write.
 
     Args:
-        allocation: stage name -> workers, for those that change; empty where nothing is to be changed.
+        allocation: stage name -> value, for those that change; a window grows with its workers.
         kept: stages whose workers had better live on from one epoch to the next.
         gain: the promised factor on the throughput; 1.0 where nothing is to be changed.
     """
@@ -76,7 +80,7 @@ def advise(
     gain = promised(step_s(seen) / step_s(seen, chosen, cpus=cpus, kept=kept), share)
     if gain < WORTH:
         return Advice()
-    return Advice({name: n for name, n in chosen.items() if n != now[name]}, kept, gain)
+    return Advice(_with_windows(seen, {name: n for name, n in chosen.items() if n != now[name]}), kept, gain)
 
 
 def promised(gain: float, share: float = 1.0) -> float:
@@ -134,12 +138,17 @@ def _needed_s(seen: Measured, then: Mapping[str, int], cpus: float | None) -> di
     """Seconds of a batch that each stage, and under an empty name the CPUs, would need."""
     limit, needed = limiting(seen), {}
     for stage in seen.workers:
-        raw_s, now = _raw_s(seen, stage), max(1, stage.current)
+        raw_s = _raw_s(seen, stage)
         stays_s = seen.period_s - raw_s if stage == limit and stage.current else 0.0
-        needed[stage.name] = stays_s + raw_s * now / max(1, then[stage.name])
+        needed[stage.name] = stays_s + raw_s * _useful(stage.current) / _useful(then[stage.name])
     if needed and seen.cpus > 0.0:
         needed[""] = min(seen.period_s * seen.cpus, seen.cpu_s) / (seen.cpus if cpus is None else cpus)
     return needed
+
+
+def _useful(workers: int) -> float:
+    """How many workers that never hinder each other do the same."""
+    return max(1, workers) / (1.0 + SERIAL * (max(1, workers) - 1))
 
 
 def _raw_s(seen: Measured, stage: Stage) -> float:
@@ -181,6 +190,17 @@ def _grown(seen: Measured, at: Allocation, most: Mapping[str, int], cpus: float)
     return grown
 
 
+def _with_windows(seen: Measured, allocation: Allocation) -> Allocation:
+    """As many results per worker as there are now, in each window that belongs to workers that change."""
+    wide = dict(allocation)
+    for stage in seen.stages:
+        owner = next((one for one in seen.workers if one.name == stage.window_of), None)
+        if owner is not None and owner.name in allocation:
+            wanted = math.ceil(stage.current * allocation[owner.name] / max(1, owner.current))
+            wide[stage.name] = max(stage.current, min(stage.high, wanted))
+    return wide
+
+
 def _highest(seen: Measured, stage: Stage, most: Mapping[str, int], cpus: float) -> int:
     rate = seen.rates.get(stage.name)
     highest = min(stage.high, most.get(stage.name, stage.high))
@@ -208,6 +228,4 @@ def _is_started_anew(stage: Stage) -> bool:
 
 def _begun(seen: Measured, then: Mapping[str, int]) -> tuple[str, ...]:
     """The stages that get their first workers: written with `persistent_workers`."""
-    return tuple(
-        s.name for s in seen.workers if not s.current and then[s.name] and s.knob.startswith(OWN_PROCESSES)
-    )
+    return tuple(s.name for s in seen.workers if not s.current and then[s.name] and s.knob.startswith(OWN_PROCESSES))
