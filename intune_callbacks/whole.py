@@ -1,4 +1,4 @@
-"""The whole run in a line: samples over wall, and where that is less than the speed while it runs, what lies between."""
+"""The whole run in a line: samples over wall; where that is less than the speed while it runs, what lies between."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ def _apart(report: Mapping[str, Any], whole: Mapping[str, Any], rate: float) -> 
     if running is None or abs(running - rate) <= APART * running:
         return []
     seam_s, paused_s = (number(whole.get(key)) or 0.0 for key in ("seam_s", "paused_s"))
-    between = (
-        "with the start of each epoch" if seam_s >= paused_s else "with the pauses: validation, checkpoints, start"
-    )
-    if running < rate or not (seam_s or paused_s) or report["changes"] and seam_s + paused_s < APART * whole["wall_s"]:
-        between = "over the whole run, before it was changed and after"
-    startup = next((cause for cause in report.get("causes") or [] if cause["kind"] == "startup"), None)
-    mend = f": {KEPT}" if startup is not None and "epoch" in between else ""
-    return [f"{amount(running)} samples/s while it runs, {amount(rate)} {between}{mend}"]
+    if running < rate or seam_s + paused_s < APART * (number(whole.get("wall_s")) or 0.0):
+        return [f"{amount(running)} samples/s at last, {amount(rate)} in the whole run"]
+    if paused_s > seam_s:
+        return [f"{amount(running)} samples/s while it runs, {amount(rate)} with its start, validation and checkpoints"]
+    kinds = [cause["kind"] for cause in report.get("causes") or ()]
+    mend = f": {KEPT}" if "startup" in kinds else ""
+    return [f"{amount(running)} samples/s while it runs, {amount(rate)} with the start of each epoch{mend}"]

@@ -22,6 +22,9 @@ PROMISED = 0.7
 WAITS = 0.05
 # Share of an item that only one worker can do at a time, as long as nothing else was measured.
 SERIAL = 0.03
+# What several workers lose to items of irregular length, which those behind them have to wait for: for each unit of
+# their variation. 32 ordered workers with a window as wide and a variation of 0.8 reach 65 % of what they could.
+IRREGULAR = 0.65
 # What a batch costs the training loop when a worker made it, and what it takes to start a worker, in seconds.
 HANDOFF_S, STARTUP_S = 0.001, 0.1
 # Workers that are processes, for each CPU: more overlap more waits, but each has its memory and its start.
@@ -138,17 +141,22 @@ def _needed_s(seen: Measured, then: Mapping[str, int], cpus: float | None) -> di
     """Seconds of a batch that each stage, and under an empty name the CPUs, would need."""
     limit, needed = limiting(seen), {}
     for stage in seen.workers:
-        raw_s = _raw_s(seen, stage)
-        stays_s = seen.period_s - raw_s if stage == limit and stage.current else 0.0
-        needed[stage.name] = stays_s + raw_s * _useful(stage.current) / _useful(then[stage.name])
+        raw_s, cv = _raw_s(seen, stage), seen.rates[stage.name].service_cv if stage.name in seen.rates else 0.0
+        if stage == limit:
+            now_s, stays_s = raw_s, seen.period_s - raw_s if stage.current else 0.0
+        else:
+            now_s, stays_s = min(seen.period_s, raw_s * max(1, stage.current) / _useful(stage.current, cv)), 0.0
+        needed[stage.name] = stays_s + now_s * _useful(stage.current, cv) / _useful(then[stage.name], cv)
     if needed and seen.cpus > 0.0:
         needed[""] = min(seen.period_s * seen.cpus, seen.cpu_s) / (seen.cpus if cpus is None else cpus)
     return needed
 
 
-def _useful(workers: int) -> float:
-    """How many workers that never hinder each other do the same."""
-    return max(1, workers) / (1.0 + SERIAL * (max(1, workers) - 1))
+def _useful(workers: int, cv: float) -> float:
+    """How many workers on regular items, that never hinder each other, do the same."""
+    if workers <= 1:
+        return 1.0
+    return workers / (1.0 + SERIAL * (workers - 1)) / (1.0 + IRREGULAR * cv)
 
 
 def _raw_s(seen: Measured, stage: Stage) -> float:
