@@ -28,7 +28,7 @@ from intune_callbacks.spelling import (
 )
 from intune_callbacks.whole import whole_run
 
-__all__ = ["build_report", "card_rows", "end_card", "versions", "write_report"]
+__all__ = ["also", "build_report", "card_rows", "end_card", "versions", "write_report"]
 
 FOUND = "found.yaml"
 FILES = ("report.html", "report.json", "history.jsonl", FOUND)
@@ -138,7 +138,7 @@ def card_rows(report: Mapping[str, Any], folder: Path | None = None) -> list[tup
     rows += [("before", _line(before, report["stages"], "first")), ("after", last)] if changes else [("now", last)]
     if whole := whole_run(report):
         rows.append(("whole", whole))
-    rows += [("also", text) for text in _also(report)]
+    rows += [("also", text) for text in also(report)]
     if warm := warm_start(report.get("warm_start")):
         rows.append(("warm", warm))
     if report.get("ranks"):
@@ -151,7 +151,7 @@ def card_rows(report: Mapping[str, Any], folder: Path | None = None) -> list[tup
     if written:
         rows.append(("files", f"{', '.join(written)} in {folder}"))
     told = report["next"]
-    if FOUND in written and changes and not report["frozen"] and report["verdict"] != SLOWER:
+    if FOUND in written and changes and not report["frozen"] and report.get("verdict") != SLOWER:
         told += f"\nor begin it where this one ended: warm_start={json.dumps(str(folder))}"
     return [*rows, ("next", told)]
 
@@ -165,7 +165,7 @@ def _alone(side: Mapping[str, Any]) -> str:
     return f"   the model alone would take {amount(rate / (1.0 - wait))} samples/s"
 
 
-def _also(report: Mapping[str, Any]) -> list[str]:
+def also(report: Mapping[str, Any]) -> list[str]:
     """The causes not told of yet that gain something or do harm for certain, two at most."""
     told = f"{report['why']}\n{report['next']}"
     others = [c for c in report.get("causes") or () if c["kind"] in BESIDE and c["sentence"] not in told]

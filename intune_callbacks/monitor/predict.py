@@ -212,8 +212,9 @@ def _with_windows(seen: Measured, allocation: Allocation) -> Allocation:
 def _highest(seen: Measured, stage: Stage, most: Mapping[str, int], cpus: float) -> int:
     rate = seen.rates.get(stage.name)
     highest = min(stage.high, most.get(stage.name, stage.high))
-    if rate is not None and rate.service_s > 0.0 and rate.service_cpu_s > 0.0:
-        highest = min(highest, round(cpus * rate.service_s / rate.service_cpu_s))
+    if rate is not None and rate.service_s > 0.0:
+        # What is not known to wait is taken to compute.
+        highest = min(highest, round(cpus * rate.service_s / (rate.service_cpu_s or rate.service_s)))
     if stage.knob.startswith(OWN_PROCESSES) or (rate is not None and rate.worker_bytes):
         highest = min(highest, max(FEWEST_PROCESSES, round(PROCESSES_PER_CPU * cpus)))
     return max(highest, stage.current)
