@@ -29,7 +29,8 @@ class Findings:
 
     Args:
         verdict: the word for the run.
-        why: what the training waited for before the first change, and why; of a slower run, what was done to it.
+        why: what the training waited for before the first change; of a slower run, what was done to it.
+        cause: why that was so, empty where there is nothing to say.
         next: what to do, the first line in words and then what to paste.
         causes: why it is not faster now, what limits first.
         advice: numbers to write: ``allocation``, ``gain``, ``lines`` to paste and ``words`` for the rest; None where
@@ -38,6 +39,7 @@ class Findings:
 
     verdict: str
     why: str
+    cause: str
     next: str
     causes: tuple[Cause, ...]
     advice: dict[str, Any] | None
@@ -57,9 +59,10 @@ def findings(summary: Mapping[str, Any], note: str | None = None) -> Findings:
     told = _advised(summary, _advice(summary, after, known), last, after)
     slower = _slower(summary, before, after)
     if slower is not None:
-        return Findings(SLOWER, f"{slower}{_because(last)}", _remedy(summary), last, None)
-    why = f"{summary['before']['why']}{_because(first) if summary['before']['verdict'] == 'input-bound' else ''}"
-    return Findings(summary["after"]["verdict"], why, _next(summary, note, last, told), last, told)
+        return Findings(SLOWER, slower, _because(last), _remedy(summary), last, None)
+    word, why, waited = summary["after"]["verdict"], summary["before"]["why"], summary["before"]["verdict"]
+    cause = _because(first) if waited == "input-bound" else ""
+    return Findings(word, why, cause, _next(summary, note, last, told), last, told)
 
 
 def _measured(side: Mapping[str, Any], whole: Mapping[str, Any]) -> Measured | None:
@@ -126,7 +129,8 @@ def _slower(summary: Mapping[str, Any], before: Measured | None, after: Measured
     got = rates[1] / rates[0]
     if got >= 1.0 - max(LEAST_LOSS, ERRORS * math.hypot(before.noise, after.noise)):
         return None
-    first, now = ({stage["name"]: stage[key] for stage in summary["stages"]} for key in ("first", "current"))
+    shown = [stage for stage in summary["stages"] if stage["window_of"] is None] or summary["stages"]
+    first, now = ({stage["name"]: stage[key] for stage in shown} for key in ("first", "current"))
     did = f"InTune set {changed(first, now)}" if first != now else "InTune went back to the numbers of the start"
     rate = f"{amount(rates[1])} samples/s after {amount(rates[0])} before ({ratio(got)})"
     return f"{rate}: {did}, after {count(summary['changes'], 'change')}"
@@ -140,7 +144,7 @@ def _remedy(summary: Mapping[str, Any]) -> str:
 
 
 def _because(found: Sequence[Cause]) -> str:
-    return f": {found[0].sentence}" if found and found[0].kind != "model" else ""
+    return found[0].sentence if found and found[0].kind != "model" else ""
 
 
 def _next(summary: Mapping[str, Any], note: str | None, last: Sequence[Cause], told: dict[str, Any] | None) -> str:
@@ -159,7 +163,8 @@ def _next(summary: Mapping[str, Any], note: str | None, last: Sequence[Cause], t
         return "\n".join(_pasted(told, ", or let mode='tune' do it" if mode == "advise" else ""))
     if verdict == "input-bound":
         stage = summary["after"]["stage"]
-        return f"{repr(stage) if stage else 'the input'} still limits{_because(last)}"
+        why = _because(last)
+        return f"{repr(stage) if stage else 'the input'} still limits{': ' if why else ''}{why}"
     workers = {e["name"]: e["current"] for e in summary["stages"] if e["unit"] == "workers"}
     return "start the next run with " + ", ".join(f"{name} {n}" for name, n in workers.items())
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import platform
 import sys
+import textwrap
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,6 +33,8 @@ __all__ = ["also", "build_report", "card_rows", "end_card", "versions", "write_r
 
 FOUND = "found.yaml"
 FILES = ("report.html", "report.json", "history.jsonl", FOUND)
+# Rows of words, folded at this width; numbers, paths and what is to be pasted stay in one line.
+WORDS, WIDTH = ("why", "cause", "also", "next"), 108
 # Below this share of wait the model takes what it gets.
 WAITS = 0.05
 BESIDE, MOST_BESIDE = ("startup", "shuffle", "prefetch", "memory", "loader"), 2
@@ -57,7 +60,7 @@ def build_report(
         settings: each value of the tuner and where it came from; see `intune_callbacks.config.sourced`.
 
     Returns:
-        The summary with ``verdict``, ``why``, ``next``, ``causes``, ``advice``, ``memory``, ``versions``,
+        The summary with ``verdict``, ``why``, ``cause``, ``next``, ``causes``, ``advice``, ``memory``, ``versions``,
         ``mode_source``, ``settings`` and ``auc``.
     """
     found = findings(summary, note)
@@ -65,6 +68,7 @@ def build_report(
     return {
         "verdict": found.verdict,
         "why": found.why,
+        "cause": found.cause,
         "next": found.next,
         "causes": as_json(found.causes),
         "advice": found.advice,
@@ -121,7 +125,9 @@ def end_card(report: Mapping[str, Any], folder: Path | None = None) -> str:
     verdict, _, facts = head.partition("  ")
     lines = [f"{f'{name}  {verdict}':<34}  {facts}"]
     for label, text in rows:
-        lines.append(f"{label:<6}  " + text.replace("\n", "\n" + 8 * " "))
+        first, *code = text.splitlines()
+        folded = textwrap.wrap(first, WIDTH, break_on_hyphens=False) if label in WORDS else [first]
+        lines.append(f"{label:<6}  " + ("\n" + 8 * " ").join([*folded, *code]))
     return "\n".join(lines)
 
 
@@ -134,6 +140,8 @@ def card_rows(report: Mapping[str, Any], folder: Path | None = None) -> list[tup
     """
     before, after, changes = report["before"], report["after"], report["changes"]
     rows = [("InTune", f"{headline(report)}  {in_short(report)}"), ("why", reason_why(report))]
+    if report.get("cause"):
+        rows.append(("cause", report["cause"]))
     last = f"{_line(after, report['stages'], 'current')}{_alone(after)}"
     rows += [("before", _line(before, report["stages"], "first")), ("after", last)] if changes else [("now", last)]
     if whole := whole_run(report):
@@ -167,7 +175,7 @@ def _alone(side: Mapping[str, Any]) -> str:
 
 def also(report: Mapping[str, Any]) -> list[str]:
     """The causes not told of yet that gain something or do harm for certain, two at most."""
-    told = f"{report['why']}\n{report['next']}"
+    told = f"{report.get('cause')}\n{report['next']}"
     others = [c for c in report.get("causes") or () if c["kind"] in BESIDE and c["sentence"] not in told]
     return [
         cause["sentence"] + (f" (expected {ratio(cause['gain'])})" if cause["gain"] > 1.0 else "")

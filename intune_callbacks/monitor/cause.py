@@ -186,7 +186,7 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
 def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if seen.cpus <= 0.0 or seen.cpus_busy < CPUS_BUSY * seen.cpus or not _knows_cpu(seen, stage):
         return None
-    busy = f"the input keeps {amount(seen.cpus_busy)} of {amount(seen.cpus)} CPUs busy"
+    busy = f"the input keeps {seen.cpus_busy:.1f} of {amount(seen.cpus)} CPUs busy"
     gain = advise(seen, _most(seen, known), cpus=2 * seen.cpus, share=known.share, keep=False).gain
     more = f"; with twice as many CPUs, or {stage.name!r} half as dear, expected {ratio(gain)}" if gain >= WORTH else ""
     return Cause("cpu", stage.name, busy + more)

@@ -42,7 +42,7 @@ LATELY = 20
 def verdict(run: Run, name: str) -> str:
     """Return the head of the page: what was found, why, and what to do, in the words of the end card."""
     report = run.report
-    said = {"why": reason_why(report)}
+    said = {"why": reason_why(report), "cause": str(report["cause"])}
     said["whole"] = whole_run(report)
     said["also"] = "\n".join(also(report))
     if isinstance(report["ranks"], dict):

@@ -28,7 +28,7 @@ SIDE: dict[str, Any] = {
 STAGE = {"name": "?", "kind": "cpu", "unit": "workers", "first": None, "current": None, "window_of": None}
 CAUSE = {"kind": "", "sentence": "", "line": "", "gain": 1.0}
 WHOLE: dict[str, Any] = {
-    **{"mode": "not known", "mode_source": "not known", "policy": "not known", "why": "", "next": ""},
+    **{"mode": "not known", "mode_source": "not known", "policy": "not known", "why": "", "cause": "", "next": ""},
     **{"before": SIDE, "after": SIDE, "changes": 0, "wall_s": 0.0, "steps": 0, "samples": 0, "stages": []},
     **{"settled_after_s": None, "frozen": None, "auc": None, "ranks": None, "warm_start": None},
     **{"memory": {}, "settings": {}, "versions": {}, "decisions": []},
