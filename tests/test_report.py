@@ -209,7 +209,7 @@ def test_the_start_of_workers_each_epoch_is_said_with_the_line() -> None:
     assert rows["whole"].endswith(
         "\n160 samples/s while it runs, 80 with the start of each epoch: persistent_workers=True"
     )
-    assert rows["also"].startswith("each epoch begins with 1.5 s in which 1 worker start")
+    assert rows["also"].startswith("each epoch begins with 1.5 s of starting 1 worker anew, ")
     report = build_report(summary | {"mode": "advise"})
     assert report["next"].splitlines()[1:] == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1"]
 

@@ -232,8 +232,8 @@ def _startup(seen: Measured, known: Evidence) -> Cause | None:
     each_s = _seam_of_an_epoch_s(seen, known)
     workers = sum(stage.current for stage in started)
     frac = percent(seen.seam_s / (seen.period_s + seen.seam_s))
-    begins = f"each epoch begins with {moment(each_s)}" if each_s else "the starts of epochs take long"
-    sentence = f"{begins} in which {count(workers, 'worker')} start anew, {frac} of the time: {KEPT} keeps them"
+    begins = f"each epoch begins with {moment(each_s)} of" if each_s else "the starts of epochs go by with"
+    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {KEPT} keeps them"
     return Cause("startup", kept[0], sentence, "\n".join(to_set({}, _entries(seen, known), kept)[0]), gain)
 
 
