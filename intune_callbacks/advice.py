@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["to_set"]
+__all__ = ["KEPT", "to_set"]
+
+KEPT = "persistent_workers=True"
 
 
-def to_set(wanted: Mapping[str, int], stages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+def to_set(
+    wanted: Mapping[str, int], stages: Sequence[Mapping[str, Any]], kept: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
     """Return what to write to get an allocation, for what has a place in the user's code, and in words for the rest.
 
     Args:
         wanted: stage name -> value.
         stages: the report's ``stages``, in pipeline order.
+        kept: stages whose workers shall live on from one epoch to the next.
 
     Returns:
         Lines to paste, such as ``DataLoader(num_workers=6)  # was 2``, and words such as ``decode 6 (was 2)``. The
@@ -29,8 +34,8 @@ def to_set(wanted: Mapping[str, int], stages: Sequence[Mapping[str, Any]]) -> tu
     for entry in written:
         window = windows.get(entry["name"])
         beside = window is not None and window["name"] in wanted and bool(window.get("knob"))
-        if entry["name"] in wanted or beside:
-            line = _line(entry, window if beside else None, wanted)
+        if entry["name"] in wanted or beside or entry["name"] in kept:
+            line = _line(entry, window if beside else None, wanted, entry["name"] in kept)
             # Two stages that are written alike are told apart by their names.
             lines.append(f"{line} ({entry['name']})" if knobs.count(entry["knob"]) > 1 else line)
             said |= {entry["name"], *([window["name"]] if window is not None else [])}
@@ -39,8 +44,8 @@ def to_set(wanted: Mapping[str, int], stages: Sequence[Mapping[str, Any]]) -> tu
     return lines, rest
 
 
-def _line(entry: Mapping[str, Any], window: Mapping[str, Any] | None, wanted: Mapping[str, int]) -> str:
-    workers = wanted.get(entry["name"], entry["first"])
+def _line(entry: Mapping[str, Any], window: Mapping[str, Any] | None, wanted: Mapping[str, int], kept: bool) -> str:
+    workers = wanted.get(entry["name"], entry["current"] if kept else entry["first"])
     code, mark, remark = entry["knob"].partition("#")
     code, was = code.rstrip().format(workers), f"was {entry['first']}"
     if window is not None:
@@ -51,4 +56,6 @@ def _line(entry: Mapping[str, Any], window: Mapping[str, Any] | None, wanted: Ma
         if each != each_first:
             code = f"{code.removesuffix(')')}, {window['knob'].format(each)})"
             was += f" and {each_first}"
+    if kept:
+        code = f"{code.removesuffix(')')}, {KEPT})"
     return f"{code}  # {remark.strip() if mark else was}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from intune_callbacks.report import card_rows, end_card
-from intune_callbacks.spelling import ARROW, COLOURS
+from intune_callbacks.spelling import ARROW, COLOURS, SLOWER
 
 __all__ = ["show"]
 
@@ -59,5 +59,6 @@ def _panel(report: Mapping[str, Any], folder: Path | None) -> Any:
     grid.add_row(Text(name), first.append(f"   {facts}", "dim"))
     for label, text in rows:
         grid.add_row(Text(label), Text(text))
-    colour = "yellow" if report["frozen"] else COLOURS.get(report["after"]["verdict"], "default")
+    word = SLOWER if report.get("verdict") == SLOWER else report["after"]["verdict"]
+    colour = "yellow" if report["frozen"] else COLOURS.get(word, "default")
     return Panel(grid, border_style=colour, expand=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
@@ -20,7 +20,7 @@ from intune_callbacks.report import build_report, versions, write_report
 from intune_callbacks.saved import WarmStart, write_found
 from intune_callbacks.spelling import short_percent
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Observation, Stage
+from intune_callbacks.types import Hint, Observation, Stage
 
 __all__ = ["Settings", "TunedFit", "metrics", "notes_given", "samples_in", "stage_metrics"]
 
@@ -166,19 +166,22 @@ class TunedFit:
         """Return the tuner's state for a checkpoint; empty before the first batch."""
         return {} if self.tuner is None else self.tuner.state_dict()
 
-    def finish(self, note: str | None, together: bool = False, **more: Any) -> dict[str, Any]:
+    def finish(
+        self, note: str | None, together: bool = False, hints: Sequence[Hint] = (), **more: Any
+    ) -> dict[str, Any]:
         """Write the last decision and the report, and return the report; empty when training never began.
 
         Args:
             note: why nothing can be tuned and what would change that, if so.
             together: whether all ranks come to this end, so that they can be compared.
+            hints: oddities of the user's pipeline, to be told of.
             more: further entries of the report, in plain JSON types.
         """
         if self.tuner is None:
             return {}
         self.tuner.close()
         summary = self.tuner.summary()
-        summary["frozen"] = self.frozen or summary["frozen"]
+        summary |= {"frozen": self.frozen or summary["frozen"], "hints": [asdict(hint) for hint in hints]}
         settings = sourced(self.config, self.mode_source, self._sources)
         settings["warm_start"] = {"value": self.warm.source, "source": self._sources.get("warm_start", "default")}
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings) | more

@@ -173,4 +173,5 @@ def _observation(decision: Mapping[str, Any]) -> Observation:
         rates=rates,
         resources=Resources(seen["cpus"] or 0.0, seen["memory_limit_bytes"], seen["memory_used_bytes"]),
         exposed_wait_frac=seen["exposed_wait_frac"],
+        seam_s=seen.get("seam_s") or 0.0,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from intune_callbacks.monitor.measured import measured
 from intune_callbacks.monitor.verdict import settle
 from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.types import Allocation, Observation
@@ -73,6 +74,7 @@ class Decision:
                 "wait_frac": _number(seen.wait_frac),
                 "exposed_wait_frac": _number(seen.exposed_wait_frac),
                 "model_s": _number(seen.model_s),
+                "seam_s": _number(seen.seam_s),
                 "cpus": _number(machine.cpus),
                 "memory_used_bytes": machine.memory_used_bytes,
                 "memory_limit_bytes": machine.memory_limit_bytes,
@@ -240,14 +242,14 @@ class Course:
 
 
 def describe(observations: Sequence[Observation], span: tuple[Mark, Mark] | None = None) -> dict[str, Any]:
-    """Return the figures and the verdict of some windows in plain JSON types.
+    """Return the figures and the verdict of some windows in plain JSON types, and what causes are computed from.
 
     Args:
         observations: windows of one allocation, oldest first; without any every number is None.
         span: from where to where: then throughput and wait are those of the whole span, what lies between the windows
             included; else medians of the windows.
     """
-    judged = settle(observations)
+    judged, common = settle(observations), measured(observations)
     last = observations[-1] if observations else None
     known = {
         "throughput_samples_per_s": _middle([o.samples_per_s for o in observations]),
@@ -268,11 +270,21 @@ def describe(observations: Sequence[Observation], span: tuple[Mark, Mark] | None
         "stage": judged.stage,
         "headroom": _number(judged.headroom),
         "why": judged.why,
+        "measured": _plain(common.to_json()) if common is not None else None,
     }
 
 
 def _rate(part: float, seconds: float) -> float | None:
     return _number(part / seconds) if seconds > 0.0 else None
+
+
+def _plain(value: Any) -> Any:
+    """Numbers with six digits, lists for tuples."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return _number(value) if isinstance(value, float) else value
 
 
 def _middle(values: Sequence[float]) -> float | None:

@@ -23,7 +23,7 @@ from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.ranks import place
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Clock, Pipeline
+from intune_callbacks.types import Clock, Hint, Pipeline
 
 __all__ = ["Fit"]
 
@@ -51,6 +51,7 @@ class Fit(TunedFit):
         self.data: TrainData | None = None
         self.pipeline: Pipeline = Combined({})
         self.why = ""
+        self.hints: tuple[Hint, ...] = ()
         self.report: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
         self._source: weakref.ref[Any] | None = None
@@ -186,7 +187,7 @@ class Fit(TunedFit):
             self._state = self.state_dict()
             if self.tuner is not None:  # it has not heard of the last steps
                 self.tuner.end(self._timer.read(), self._timer.samples - self._samples)
-            self.report = self.finish(self._note(), together=show_card, pipeline=self.why or None)
+            self.report = self.finish(self._note(), together=show_card, hints=self.hints, pipeline=self.why or None)
             if self.report and show_card and self.show_card and self.rank == 0:
                 show(self.report, self.run_dir)
         except Exception as error:
@@ -202,7 +203,7 @@ class Fit(TunedFit):
         self._timer = LoopTimer(self._read, self._clock, data.together)
         if data.loader is not None:
             found = find(data.loader, max_workers=config.max_workers, workers_kind=config.workers_kind, live=tune)
-            self.why = found.why
+            self.why, self.hints = found.why, found.hints
             if found.pipeline is not None:
                 found.pipeline.prepare()
                 self.pipeline = found.pipeline
@@ -222,6 +223,7 @@ class Fit(TunedFit):
             data.give_dataset(sink.dataset)
             if data.own:
                 self.pipeline, self.why = sink, sink.why
+                self.hints = tuple(getattr(sink, "hints", ()))
                 self._source = weakref.ref(data.dataset)
         data.time(self._fetches, self._watched)
         if data.on_torch:

@@ -18,7 +18,7 @@ from intune_callbacks.monitor.wait import StepTimer
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Clock, Observation
+from intune_callbacks.types import Clock, Hint, Observation
 
 __all__ = ["Fit"]
 
@@ -49,6 +49,7 @@ class Fit(TunedFit):
         )
         self.hooks = FetchHooks(trainer.fit_loop.epoch_loop, self._before_fetch, self._after_fetch)
         self.why: tuple[str, ...] = ()
+        self.hints: tuple[Hint, ...] = ()
         self._no_wait: str | None = None
         self._outer_error: BaseException | None = None
 
@@ -64,7 +65,7 @@ class Fit(TunedFit):
         if self._no_wait is None and self.frozen is None:
             try:
                 self.loaders.refresh()
-                self.why = self.loaders.why()
+                self.why, self.hints = self.loaders.why(), self.loaders.hints()
                 pipeline = self.loaders.pipeline()
             except Exception as error:
                 self.give_up("the first look at the running loaders", error)
@@ -126,7 +127,7 @@ class Fit(TunedFit):
                 self.give_up("the end of the fit", error)
         try:
             note = "; ".join([self._no_wait] if self._no_wait is not None else self.why)
-            report = self.finish(note, together=show_card)
+            report = self.finish(note, together=show_card, hints=self.hints)
             if report and show_card and self.show_card and self.trainer.is_global_zero:
                 show(report, self.run_dir)
         except Exception as error:
@@ -147,7 +148,7 @@ class Fit(TunedFit):
             if self.loaders.refresh():
                 self.tuner.rebind(self.loaders.pipeline())
                 self.loaders.release_old()
-                self.why = self.loaders.why()
+                self.why, self.hints = self.loaders.why(), self.loaders.hints()
             if self.cuda is not None:
                 self.cuda.batch_end()  # here, so that the work of validation and of other callbacks is in it
                 self.cuda.fetch_begin()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found
+from intune_callbacks.types import Hint
 
 __all__ = ["FetchHooks", "TrainLoaders", "leaves"]
 
@@ -141,6 +143,16 @@ class TrainLoaders:
         """Return, for each loader that cannot be tuned, the reason and the smallest change that would help."""
         reasons = [self._of(loader).why for loader in self._loaders if self._of(loader).pipeline is None]
         return tuple(dict.fromkeys([self._unreachable] if self._unreachable else reasons))
+
+    def hints(self) -> tuple[Hint, ...]:
+        """Return what can be seen of the loaders, with the stages' names as in `pipeline`."""
+        names = _names(getattr(self._fit_loop, "_combined_loader", None), len(self._loaders))
+        several = sum(self._of(loader).pipeline is not None for loader in self._loaders) > 1
+        return tuple(
+            replace(hint, stage=f"{name}/{hint.stage}") if several and hint.stage else hint
+            for name, loader in zip(names, self._loaders, strict=True)
+            for hint in self._of(loader).hints
+        )
 
     def release_old(self) -> None:
         """Close the pools of loaders Lightning no longer holds."""

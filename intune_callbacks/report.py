@@ -6,19 +6,38 @@ import contextlib
 import json
 import platform
 import sys
+import textwrap
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from intune_callbacks.advice import to_set
 from intune_callbacks.files import write_whole
-from intune_callbacks.spelling import allocation, amount, headline, in_short, memory, percent, reason_why, warm_start
+from intune_callbacks.findings import as_json, findings
+from intune_callbacks.spelling import (
+    SLOWER,
+    allocation,
+    amount,
+    headline,
+    in_short,
+    memory,
+    number,
+    percent,
+    ratio,
+    reason_why,
+    warm_start,
+)
+from intune_callbacks.whole import whole_run
 
-__all__ = ["build_report", "card_rows", "end_card", "versions", "write_report"]
+__all__ = ["also", "build_report", "card_rows", "end_card", "versions", "write_report"]
 
 FOUND = "found.yaml"
 FILES = ("report.html", "report.json", "history.jsonl", FOUND)
+# Rows of words, folded at this width; numbers, paths and what is to be pasted stay in one line.
+WORDS, WIDTH = ("why", "cause", "also", "next"), 108
+# Below this share of wait the model takes what it gets.
+WAITS = 0.05
+BESIDE, MOST_BESIDE = ("startup", "shuffle", "prefetch", "memory", "loader"), 2
 FRAMEWORKS = ("torch", "pytorch_lightning", "lightning", "torchdata", "tensorflow", "keras", "jax")
 
 
@@ -33,7 +52,7 @@ def build_report(
     """Return the report of one run.
 
     Args:
-        summary: what `Tuner.summary()` gave.
+        summary: what `Tuner.summary()` gave; ``whole``, the figures of the whole run, and ``hints`` may be missing.
         mode_source: where the mode came from: ``INTUNE_MODE``, ``command line``, ``argument``, ``recipe`` or
             ``default``.
         auc: test AUC of the trained model, if a recipe measured it.
@@ -41,14 +60,20 @@ def build_report(
         settings: each value of the tuner and where it came from; see `intune_callbacks.config.sourced`.
 
     Returns:
-        The summary with ``verdict``, ``why``, ``next``, ``memory``, ``versions``, ``mode_source``, ``settings`` and
-        ``auc``.
+        The summary with ``verdict``, ``why``, ``cause``, ``next``, ``causes``, ``advice``, ``memory``, ``versions``,
+        ``mode_source``, ``settings`` and ``auc``.
     """
-    before, after = summary["before"], summary["after"]
+    found = findings(summary, note)
+    before, after = ({k: v for k, v in summary[side].items() if k != "measured"} for side in ("before", "after"))
     return {
-        "verdict": after["verdict"],
-        "why": before["why"],
-        "next": _next(summary, note),
+        "verdict": found.verdict,
+        "why": found.why,
+        "cause": found.cause,
+        "next": found.next,
+        "causes": as_json(found.causes),
+        "advice": found.advice,
+        "hints": list(summary.get("hints") or ()),
+        "whole": summary.get("whole"),
         "mode": summary["mode"],
         "mode_source": mode_source,
         "settings": dict(settings or {}),
@@ -100,7 +125,9 @@ def end_card(report: Mapping[str, Any], folder: Path | None = None) -> str:
     verdict, _, facts = head.partition("  ")
     lines = [f"{f'{name}  {verdict}':<34}  {facts}"]
     for label, text in rows:
-        lines.append(f"{label:<6}  " + text.replace("\n", "\n" + 8 * " "))
+        first, *code = text.splitlines()
+        folded = textwrap.wrap(first, WIDTH, break_on_hyphens=False) if label in WORDS else [first]
+        lines.append(f"{label:<6}  " + ("\n" + 8 * " ").join([*folded, *code]))
     return "\n".join(lines)
 
 
@@ -113,12 +140,13 @@ def card_rows(report: Mapping[str, Any], folder: Path | None = None) -> list[tup
     """
     before, after, changes = report["before"], report["after"], report["changes"]
     rows = [("InTune", f"{headline(report)}  {in_short(report)}"), ("why", reason_why(report))]
-    if changes:
-        left = f"   headroom left {percent(after['headroom'])}" if after["headroom"] is not None else ""
-        rows.append(("before", _line(before, report["stages"], "first")))
-        rows.append(("after", f"{_line(after, report['stages'], 'current')}{left}"))
-    else:
-        rows.append(("now", _line(after, report["stages"], "current")))
+    if report.get("cause"):
+        rows.append(("cause", report["cause"]))
+    last = f"{_line(after, report['stages'], 'current')}{_alone(after)}"
+    rows += [("before", _line(before, report["stages"], "first")), ("after", last)] if changes else [("now", last)]
+    if whole := whole_run(report):
+        rows.append(("whole", whole))
+    rows += [("also", text) for text in also(report)]
     if warm := warm_start(report.get("warm_start")):
         rows.append(("warm", warm))
     if report.get("ranks"):
@@ -131,35 +159,28 @@ def card_rows(report: Mapping[str, Any], folder: Path | None = None) -> list[tup
     if written:
         rows.append(("files", f"{', '.join(written)} in {folder}"))
     told = report["next"]
-    if FOUND in written and changes and not report["frozen"]:
+    if FOUND in written and changes and not report["frozen"] and report.get("verdict") != SLOWER:
         told += f"\nor begin it where this one ended: warm_start={json.dumps(str(folder))}"
     return [*rows, ("next", told)]
 
 
-def _next(summary: Mapping[str, Any], note: str | None) -> str:
-    verdict, stage = summary["after"]["verdict"], summary["after"]["stage"]
-    if note:
-        return note
-    if summary["frozen"]:
-        return "the allocation stayed where it was; please report the error above"
-    if verdict == "too short":
-        return "train longer: nothing can be said about so few steps"
-    if summary["mode"] == "advise":
-        advice = next((d["granted"] for d in reversed(summary["decisions"]) if d["granted"]), None)
-        if advice:
-            code, words = to_set(advice, summary["stages"])
-            listed = f"set {', '.join(words)}" if words else ""
-            head = ", and ".join([*(["paste what is below"] if code else []), *([listed] if listed else [])])
-            return "\n".join([f"{head}, or let mode='tune' do it", *code])
-    if verdict == "input-bound":
-        if summary["mode"] == "observe":
-            return "run with mode='tune', or mode='advise' to see what it would do"
-        where = f"{stage!r}" if stage else "the input"
-        return f"{where} still limits: give the machine more CPUs or make that stage cheaper"
-    if summary["changes"]:
-        workers = {e["name"]: e["current"] for e in summary["stages"] if e["unit"] == "workers"}
-        return "start the next run with " + ", ".join(f"{name} {n}" for name, n in workers.items())
-    return "to train faster, make the model faster"
+def _alone(side: Mapping[str, Any]) -> str:
+    """What the model would take if its input were free, where that is more than it gets."""
+    rate, idle = side["throughput_samples_per_s"], side.get("exposed_wait_frac")
+    wait = number(side["wait_frac"] if idle is None else idle)
+    if rate is None or wait is None or not WAITS <= wait < 1.0:
+        return ""
+    return f"   the model alone would take {amount(rate / (1.0 - wait))} samples/s"
+
+
+def also(report: Mapping[str, Any]) -> list[str]:
+    """The causes not told of yet that gain something or do harm for certain, two at most."""
+    told = f"{report.get('cause')}\n{report['next']}"
+    others = [c for c in report.get("causes") or () if c["kind"] in BESIDE and c["sentence"] not in told]
+    return [
+        cause["sentence"] + (f" (expected {ratio(cause['gain'])})" if cause["gain"] > 1.0 else "")
+        for cause in others[:MOST_BESIDE]
+    ]
 
 
 def _line(side: Mapping[str, Any], stages: list[Mapping[str, Any]], which: str) -> str:

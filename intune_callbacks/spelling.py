@@ -11,6 +11,7 @@ __all__ = [
     "COLOURS",
     "NOTHING",
     "PAGE_ARROW",
+    "SLOWER",
     "TONES",
     "UNKNOWN",
     "allocation",
@@ -22,6 +23,7 @@ __all__ = [
     "headline",
     "in_short",
     "memory",
+    "moment",
     "number",
     "percent",
     "quantity",
@@ -32,7 +34,9 @@ __all__ = [
     "span",
     "stage_value",
     "times",
+    "tone",
     "warm_start",
+    "whole_rate",
     "with_window",
 ]
 
@@ -40,7 +44,9 @@ NOTHING = "–"
 """What is not known, in the cell of a table."""
 UNKNOWN = "?"
 """The same in a line of words, where a dash would read as one."""
-TONES = {"input-bound": "bad", "balanced": "good", "compute-bound": "good", "too short": "open"}
+SLOWER = "slower than before"
+"""The verdict on a run that lost speed after it was changed."""
+TONES = {"input-bound": "bad", SLOWER: "bad", "balanced": "good", "compute-bound": "good", "too short": "open"}
 """What a verdict says of the input."""
 COLOURS = {kind: {"bad": "red", "good": "green", "open": "yellow"}[tone] for kind, tone in TONES.items()}
 """The same on a terminal."""
@@ -135,6 +141,18 @@ def duration(seconds: object) -> str:
     return f"{minutes} min {int(found % 60)} s" if minutes else f"{found:.0f} s"
 
 
+def moment(seconds: float) -> str:
+    """Return a short time in the unit a reader expects, such as ``13 us``, ``1.4 ms`` or ``2.5 s``."""
+    for unit_s, unit in ((1e-6, "us"), (1e-3, "ms")):
+        if seconds < 999.5 * unit_s:
+            return f"{_two_digits(seconds / unit_s)} {unit}"
+    return f"{_two_digits(seconds)} s"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
+
+
 def span(seconds: float) -> tuple[float, str]:
     """Return the unit for an axis of so many seconds: its length in seconds, and its name."""
     if seconds <= SECONDS_UP_TO:
@@ -176,15 +194,19 @@ def changed(before: Mapping[str, object], after: Mapping[str, object], arrow: st
 
 
 def headline(report: Mapping[str, Any]) -> str:
-    """Return the verdict: at first and at last, once if they are the same."""
+    """Return the verdict: at first and at last, once if they are the same; before all that a run became slower."""
+    if report.get("verdict") == SLOWER:
+        return SLOWER.upper()
     first, last = (str(report[side]["verdict"]).upper() for side in ("before", "after"))
     return first if first == last else f"{first}{ARROW}{last}"
 
 
 def in_short(report: Mapping[str, Any]) -> str:
-    """Return what stands beside the verdict: how long the run was, and what was done in it."""
+    """Return what stands beside the verdict: the whole run's speed and length, and what was done in it."""
     changes, settled_s = report["changes"], report["settled_after_s"]
-    told = [duration(report["wall_s"]), count(changes, "change") if changes else "nothing was changed"]
+    rate, length = whole_rate(report), duration(report["wall_s"])
+    told = [f"{amount(rate)} samples/s in {length}" if rate is not None else length]
+    told.append(count(changes, "change") if changes else "nothing was changed")
     if settled_s is not None:
         told.append(f"settled after {duration(settled_s)}")
     return ", ".join([*told, "frozen"] if report["frozen"] else told)
@@ -192,9 +214,19 @@ def in_short(report: Mapping[str, Any]) -> str:
 
 def reason_why(report: Mapping[str, Any]) -> str:
     """Return the sentence that gives the reason for the verdict."""
-    if TONES.get(report["after"]["verdict"]) == "good" and not report["changes"]:
+    if tone(report) == "good" and not report["changes"]:
         return "the input pipeline is not the bottleneck; nothing was changed"
     return str(report["why"])
+
+
+def whole_rate(report: Mapping[str, Any]) -> float | None:
+    """Return samples over wall of the whole run; None where it is not known."""
+    return number((report.get("whole") or {}).get("throughput_samples_per_s"))
+
+
+def tone(report: Mapping[str, Any]) -> str:
+    """Return what the verdict says of the input, of a run that became slower that this is bad."""
+    return TONES.get(SLOWER if report.get("verdict") == SLOWER else report["after"]["verdict"], "open")
 
 
 def warm_start(given: object) -> str:

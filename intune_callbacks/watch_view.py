@@ -7,7 +7,7 @@ from typing import Any
 
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.follow import Rank
-from intune_callbacks.spelling import COLOURS, UNKNOWN, allocation, amount, changed, memory, percent
+from intune_callbacks.spelling import COLOURS, UNKNOWN, allocation, amount, changed, memory, moment, percent
 
 __all__ = ["line", "live", "sparkline", "view"]
 
@@ -24,7 +24,12 @@ def line(rank: Rank, decision: Mapping[str, Any]) -> str:
     """
     seen = decision["observation"]
     parts = [rank.name, f"step {decision['step']}", f"{_number(seen['samples_per_s'])} samples/s"]
-    parts += [f"wait {_percent(seen['wait_frac'])}", _allocation(decision["after"]), f"RAM {_memory(seen)}"]
+    parts += [
+        f"wait {_percent(seen['wait_frac'])}",
+        _start(seen),
+        _allocation(decision["after"]),
+        f"RAM {_memory(seen)}",
+    ]
     return "   ".join([*filter(None, parts), change(decision)])
 
 
@@ -96,6 +101,8 @@ def _panel(rank: Rank, now_s: float) -> Any:
         rows.append((label, f"{words(seen[key]):<8}{sparkline(past, most)}"))
     if seen["exposed_wait_frac"] is not None:
         rows.append(("GPU idle", _percent(seen["exposed_wait_frac"])))
+    if start := _start(seen):
+        rows.append(("seam", start))
     rows.append(("stages", _allocation(last["after"])))
     if verdict.stage is not None:
         busy = seen["rates"].get(verdict.stage, {}).get("busy_frac")
@@ -121,6 +128,11 @@ def _coloured(kind: str, rest: str) -> Any:
     from rich.text import Text
 
     return Text.assemble((kind.upper(), f"bold {COLOURS[kind]}"), rest)
+
+
+def _start(seen: Mapping[str, Any]) -> str:
+    """How long the start of an epoch took, where the window held one."""
+    return f"start of an epoch {moment(seen['seam_s'])}" if seen.get("seam_s") else ""
 
 
 def _allocation(values: Mapping[str, int]) -> str:

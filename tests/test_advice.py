@@ -34,6 +34,16 @@ def test_a_window_is_an_argument_beside_the_workers(wanted: dict[str, int], code
     assert told((LOADER, WINDOW), wanted) == ([code], [])
 
 
+def test_workers_that_shall_live_on() -> None:
+    stages = [asdict(stage) | {"first": stage.current} for stage in (LOADER, WINDOW)]
+    kept = "DataLoader(num_workers={}, persistent_workers=True)  # was 2"
+    assert to_set({}, stages, ["load"]) == ([kept.format(2)], [])
+    assert to_set({"load": 6, "load.window": 12}, stages, ["load"]) == ([kept.format(6)], [])
+    wide = "DataLoader(num_workers=6, prefetch_factor=3, persistent_workers=True)  # was 2 and 2"
+    assert to_set({"load": 6, "load.window": 18}, stages, ["load"]) == ([wide], [])
+    assert to_set({}, stages) == ([], [])
+
+
 def test_what_has_no_place_in_the_users_code_is_said_in_words() -> None:
     mapper = Stage("decode", "cpu", "workers", 1, 64, 1, knob="ParallelMapper(map_fn=decode, num_workers={})")
     window = Stage("decode.window", "memory", "items", 1, 64, 2, window_of="decode")

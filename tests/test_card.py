@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import run
+from test_report import run, slowed
 
 from intune_callbacks.card import show
 from intune_callbacks.report import build_report, end_card, write_report
@@ -27,6 +27,7 @@ REPORTS: dict[str, Any] = {
     "nothing to do": lambda: build_report(run(model_s=0.5)),
     "advice": lambda: build_report(run(mode="advise")),
     "frozen": lambda: build_report(run() | {"frozen": "OSError: [Errno 28] [bold]no space[/bold]"}),
+    "slower": lambda: build_report(slowed()),
     "too short": lambda: build_report(run(seconds=1.0)),
 }
 
@@ -108,6 +109,14 @@ def test_a_terminal_that_shows_text_only_gets_text(environment: dict[str, str], 
     ascii_only = "PYTHONIOENCODING" in environment
     expected = text.encode("ascii", "replace").decode() if ascii_only else text
     assert on_a_terminal(tmp_path, code=prefix + CODE, **environment) == expected
+
+
+def test_a_run_that_became_slower_is_red_from_the_frame_on(tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    write_report(tmp_path, build_report(slowed()))
+    shown = on_a_terminal(tmp_path)
+    assert re.search(r"\x1b\[1;31mSLOWER THAN BEFORE", shown)
+    assert re.match(r"\x1b\[31m╭", shown)
 
 
 def test_a_file_gets_the_plain_card(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

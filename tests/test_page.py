@@ -212,6 +212,40 @@ def test_settings_with_their_sources_and_a_warm_start_are_told(tmp_path: Path) -
     assert "warm not started from runs/night: 12 CPUs then, 16 now" in page.text
 
 
+def test_the_whole_run_is_in_the_head_and_starts_of_epochs_on_the_axis(tmp_path: Path) -> None:
+    report = make_run(tmp_path, 10)
+    whole = {"wall_s": 60.0, "throughput_samples_per_s": 12.5, "wait_frac": 0.5, "seam_s": 40.0, "first_batch_s": 3.0}
+    hint = {"what": "shuffle holds <all> samples", "line": ".shuffle(2048)", "kind": "shuffle", "stage": ""}
+    (tmp_path / "report.json").write_text(json.dumps(report | {"whole": whole, "hints": [hint, "odd"]}))
+    history = tmp_path / "history.jsonl"
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
+    assert {line["observation"]["seam_s"] for line in lines} == {0.0}
+    plain = Reader(page_html(read(tmp_path)))
+    assert "start of an epoch" not in plain.text
+    for line in lines[3::4]:
+        line["observation"]["seam_s"] = 0.7
+    history.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = Reader(page_html(read(tmp_path)))
+    head = page.text.split("Before and after")[0]
+    assert "12.5 samples/s in " in head and "first batch after 3 s" in head
+    assert "12.5 with the start of each epoch" in head
+    assert "shuffle holds <all> samples" in page.text and ".shuffle(2048)" in page.text
+    figures = figure_values(page.data)
+    (starts,) = [t for t in figures["throughput"]["data"] if t["meta"]["label"] == "start of an epoch"]
+    times = page.data["columns"]["t"]
+    assert starts["x"] == [pytest.approx(times[i], rel=1e-3) for i in range(3, len(lines), 4)]
+    graph_objects.Figure(figures["throughput"])
+    assert "start of an epoch" in page.text
+
+
+def test_a_run_that_became_slower_is_red(tmp_path: Path) -> None:
+    report = make_run(tmp_path, 10)
+    (tmp_path / "report.json").write_text(json.dumps(report | {"verdict": "slower than before"}))
+    page = Reader(page_html(read(tmp_path)))
+    assert ("h1", {"class": "bad"}) in page.tags
+    assert "SLOWER THAN BEFORE" in page.text and "-> COMPUTE-BOUND" not in page.text.split("Before and after")[0]
+
+
 def test_two_runs_are_drawn_in_the_same_plots(tmp_path: Path) -> None:
     make_run(tmp_path / "off", 20, mode="observe")
     make_run(tmp_path / "on", 30)

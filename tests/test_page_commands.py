@@ -85,7 +85,9 @@ def test_compare_prints_two_runs_side_by_side(tmp_path: Path, capsys: pytest.Cap
     off, on = tmp_path / "off", tmp_path / "on"
     first, second = make_run(off, 40, mode="observe"), make_run(on, 40, memory_soft_limit=0.8)
     older = second | {"versions": second["versions"] | {"numpy": "1.26.0"}}
-    (on / "report.json").write_text(json.dumps(older))
+    for folder, report, rate in ((off, first, 100.0), (on, older, 150.0)):
+        report["whole"] = {"throughput_samples_per_s": rate, "seam_s": 4.0}
+        (folder / "report.json").write_text(json.dumps(report))
     assert cli.main(["compare", str(off), str(on)]) == 0
     lines = {line[:28].strip(): line[28:].split() for line in capsys.readouterr().out.splitlines()}
     rates = [side["after"]["throughput_samples_per_s"] for side in (first, second)]
@@ -94,6 +96,9 @@ def test_compare_prints_two_runs_side_by_side(tmp_path: Path, capsys: pytest.Cap
     assert lines["numpy"] == [first["versions"]["numpy"], "1.26.0", "differs"]
     assert lines["memory soft limit"] == ["0.9", "0.8", "differs"]
     assert lines["changes"] == ["0", str(second["changes"])]
+    assert lines["samples over wall, samples/s"] == ["100", "150", "×", "1.50"]
+    assert lines["starts of epochs"] == ["4", "s", "4", "s"]
+    assert "first batch after" not in lines  # of neither
     assert "policy" not in lines and "python" not in lines  # the same in both
     assert not (on / "compare.html").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.report import build_report, end_card, write_report
+from intune_callbacks.report import build_report, card_rows, end_card, write_report
 from intune_callbacks.tuner import Tuner
 
 KEYS = {
@@ -52,14 +53,17 @@ def test_the_card_of_a_run_that_was_fed() -> None:
     assert "settled after" in lines[0]
     assert "'decode'" in lines[1]
     assert lines[1].startswith("why     the trainer waited 80 % of each step on")
-    assert lines[2].startswith("before  ")
-    assert "decode 1 · prefetch 2" in lines[2]
-    assert "RAM 1.0 of 64 GB" in lines[2]
-    assert "wait 80 %" in lines[2] and "wait 0 %" in lines[3]
-    assert "1 600 samples/s" in lines[3]
-    assert f"decode {report['after']['allocation']['decode']}" in lines[3]
-    assert "headroom left" in lines[3]
-    assert lines[4].startswith("next    start the next run with decode ")
+    assert lines[2].startswith(
+        "cause   each item of 'decode' computes for 100 ms in 1 worker, while 7.0 of 8 CPUs are f"
+    )
+    assert lines[3].startswith("before  ")
+    assert "decode 1 · prefetch 2" in lines[3]
+    assert "RAM 1.0 of 64 GB" in lines[3]
+    assert "wait 80 %" in lines[3] and "wait 0 %" in lines[4]
+    assert "1 600 samples/s" in lines[4]
+    assert f"decode {report['after']['allocation']['decode']}" in lines[4]
+    assert "headroom" not in card and "the model alone" not in card
+    assert lines[5].startswith("next    start the next run with decode ")
     assert max(len(line) for line in lines) < 120
 
 
@@ -83,11 +87,39 @@ def test_advice_is_in_the_words_of_the_users_pipeline() -> None:
     told = [entry | {"knob": knobs.get(entry["name"], "")} for entry in summary["stages"]]
     report = build_report(summary | {"stages": told})
     head, *code = report["next"].splitlines()
-    assert head == "paste what is below, or let mode='tune' do it"
-    assert code[0].startswith(".map(decode, num_parallel_calls=") and code[0].endswith(")  # was 1")
-    assert code[1].startswith(".prefetch(") and code[1].endswith(")  # was tf.data.AUTOTUNE")
+    gain = report["advice"]["gain"]
+    assert head == f"paste what is below (expected × {gain:.2f}), or let mode='tune' do it"
+    workers = report["advice"]["allocation"]["decode"]
+    assert code == report["advice"]["lines"] == [f".map(decode, num_parallel_calls={workers})  # was 1"]
     card = end_card(report).splitlines()
-    assert card[-3:] == [f"next    {head}", f"        {code[0]}", f"        {code[1]}"]
+    assert card[-2:] == [f"next    {head}", f"        {code[0]}"]
+
+
+def test_advice_is_computed_and_never_a_trial() -> None:
+    """The policy's trials end with a lower number here; the model limits at 5 times the speed of one worker."""
+    summary = run(mode="advise")
+    trial = {"proposed": {"decode": 2}, "granted": {"decode": 2}, "vetoes": [], "applied": False, "effect": None}
+    summary["decisions"] = [*summary["decisions"], trial | {"before": {"decode": 1}, "after": {"decode": 1}}]
+    advice = build_report(summary)["advice"]
+    assert advice["allocation"]["decode"] > 4
+    pasted = run(mode="observe", workers=advice["allocation"]["decode"])
+    got = (
+        pasted["after"]["throughput_samples_per_s"]
+        / summary["after"]["throughput_samples_per_s"]  # of the same machine
+    )
+    assert 1.0 + 0.5 * (advice["gain"] - 1.0) <= got <= 5.1
+
+
+@pytest.mark.parametrize("mode", ["advise", "observe"])
+def test_where_nothing_would_gain_the_report_says_so(mode: str) -> None:
+    report = build_report(run(mode=mode, model_s=0.5))
+    assert report["advice"] is None
+    assert report["next"].startswith(
+        "nothing to change: the training waits 0 % of the time for data, and computes 500 ms"
+    )
+    full = build_report(run(mode=mode, model_s=0.001, workers=9))
+    assert full["advice"] is None
+    assert full["next"].startswith("nothing to change: the input keeps 8.0 of 8 CPUs busy; with twice as many CPUs, or")
 
 
 def test_an_observed_run_is_told_what_tuning_would_be() -> None:
@@ -118,7 +150,136 @@ def test_a_frozen_run_says_why() -> None:
 def test_a_limit_of_the_machine_is_named() -> None:
     report = build_report(run(model_s=0.001))
     assert report["verdict"] == "input-bound"
-    assert "'decode' still limits" in report["next"]
+    assert report["next"].startswith(
+        "'decode' still limits: the input keeps 8.0 of 8 CPUs busy; with twice as many CPUs"
+    )
+    assert "the model alone would take 32 000 samples/s" in end_card(report)
+
+
+def test_more_cpus_are_not_advised_where_they_are_idle() -> None:
+    """13 us of CPU in 1.4 ms, as of reads: with all of them in flight that can be, CPUs are not what is missing."""
+    work = Work(0.0014, cpu_share=0.01, items_per_batch=32, workers=8, window=8, high=8)
+    pipeline = FakePipeline({"interleave": work}, FakeMachine(), depth=2)
+    loop, machine = FakeLoop(pipeline, model_s=0.0003), pipeline.machine
+    tuner = Tuner(pipeline, TunerConfig(mode="advise"), probe=machine, clock=machine.clock())
+    loop.run(tuner, 5.0)
+    card = end_card(build_report(tuner.summary()))
+    assert "each item of 'interleave' waits 1.4 ms for its reads and computes 14 us" in card
+    assert "CPUs" not in card.replace("more CPUs do not help", "") and "headroom" not in card
+
+
+WHOLE = {"samples": 30000, "wall_s": 20.0, "throughput_samples_per_s": 800.0, "wait_frac": 0.4, "epochs": 6}
+WHOLE |= {"seam_s": 9.0, "paused_s": 1.0, "first_batch_s": 1.25}
+
+
+def test_the_whole_run_is_the_figure() -> None:
+    report = build_report(run() | {"whole": WHOLE})
+    head, *rest = end_card(report).splitlines()
+    assert re.split(r"\s{2,}", head)[-1].startswith("800 samples/s in 20 s, ")
+    at = next(i for i, line in enumerate(rest) if line.startswith("whole "))
+    assert rest[at] == "whole   800 samples/s in 20 s   wait 40 %   first batch after 1.2 s"
+    assert rest[at + 1] == "        1 600 samples/s while it runs, 800 with the start of each epoch"
+    assert report["whole"] == WHOLE
+    assert "whole" not in end_card(build_report(run()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"throughput_samples_per_s": 1500.0}, None),
+        (
+            {"seam_s": 1.0, "paused_s": 9.0},
+            "1 600 samples/s while it runs, 800 with its start, validation and checkpoints",
+        ),
+        ({"seam_s": 0.5, "paused_s": 0.1}, "1 600 samples/s at last, 800 in the whole run"),
+    ],
+)
+def test_what_lies_between_the_two_figures(changes: dict[str, float], told: str | None) -> None:
+    rows = dict(card_rows(build_report(run() | {"whole": WHOLE | changes})))
+    assert rows["whole"].partition("\n")[2] == (told or "")
+
+
+def test_the_start_of_workers_each_epoch_is_said_with_the_line() -> None:
+    summary = run(mode="observe", model_s=0.2) | {"whole": WHOLE | {"throughput_samples_per_s": 80.0}}
+    for side in ("before", "after"):
+        told = summary[side]["measured"]
+        told["stages"][0] |= {"startup_s": 0.1, "knob": "DataLoader(num_workers={})"}
+    summary["stages"][0] |= {"knob": "DataLoader(num_workers={})"}
+    rows = dict(card_rows(build_report(summary)))
+    assert rows["whole"].endswith(
+        "\n160 samples/s while it runs, 80 with the start of each epoch: persistent_workers=True"
+    )
+    assert rows["also"].startswith("each epoch begins with 1.5 s of starting 1 worker anew, ")
+    report = build_report(summary | {"mode": "advise"})
+    assert report["next"].splitlines()[1:] == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1"]
+
+
+def slowed(share: float = 0.66, **more: Any) -> dict[str, Any]:
+    """A run that went from `decode 8` to `decode 2`, and to a share of its speed."""
+    summary = run(mode="observe", model_s=0.001, workers=8) | {"mode": "tune", "changes": 3, "whole": WHOLE}
+    after = summary["before"] | {"throughput_samples_per_s": summary["before"]["throughput_samples_per_s"] * share}
+    summary["stages"][0] |= {"first": 8, "current": 2}
+    return summary | {"after": after, **more}
+
+
+def test_a_run_that_became_slower_is_told_first_with_the_remedy() -> None:
+    report = build_report(slowed())
+    assert report["verdict"] == "slower than before"
+    lines = end_card(report).splitlines()
+    assert lines[0].startswith("InTune  SLOWER THAN BEFORE  ")
+    assert re.fullmatch(
+        r"why     1 \d{3} samples/s after 2 \d{3} before \(× 0\.66\): InTune set decode 8 -> 2, after 3 changes",
+        lines[1],
+    )
+    assert lines[2].startswith("cause   the input keeps ")
+    assert lines[-1] == "next    keep your own numbers (decode 8): run with mode='observe', which changes nothing"
+    assert report["advice"] is None
+
+
+def test_a_slower_run_whose_numbers_are_back_is_not_blamed_on_them() -> None:
+    summary = slowed()
+    summary["stages"][0]["current"] = 8
+    report = build_report(summary)
+    assert "InTune went back to the numbers of the start, after 3 changes" in report["why"]
+    assert report["next"].startswith("run with mode='observe', which changes nothing, and see whether it is faster")
+
+
+def test_noise_is_not_slower(tmp_path: Path) -> None:
+    assert build_report(slowed(0.98))["verdict"] != "slower than before"
+    assert build_report(slowed(0.66, changes=0))["verdict"] != "slower than before"
+    noisy = slowed(0.9)
+    assert build_report(noisy)["verdict"] == "slower than before"
+    noisy["before"]["measured"]["noise"] = 0.06
+    assert build_report(noisy)["verdict"] != "slower than before"
+    (tmp_path / "found.yaml").write_text("")
+    assert "warm_start" not in end_card(build_report(slowed()), tmp_path)
+    assert "warm_start" in end_card(build_report(noisy), tmp_path)
+
+
+def test_hints_are_kept_and_those_that_matter_are_on_the_card() -> None:
+    shuffle = {"what": "shuffle holds all 50000 samples", "line": ".shuffle(2048)", "kind": "shuffle", "stage": ""}
+    other = {"what": "two prefetches in a row", "line": "", "kind": "prefetch", "stage": ""}
+    report = build_report(run() | {"whole": WHOLE, "hints": [shuffle, other]})
+    assert report["hints"] == [shuffle, other]
+    rows = dict(card_rows(report))
+    assert rows["also"] == "shuffle holds all 50000 samples: the first batch came after 1.2 s (expected × 1.35)"
+    assert "two prefetches" not in end_card(report)
+
+
+def test_what_more_workers_brought_is_read_from_the_decisions() -> None:
+    def decision(before: int, after: int, effect: float | None, **other: int) -> dict[str, Any]:
+        moved = {"before": {"decode": before, "read": 1}, "after": {"decode": after, "read": 1} | other}
+        return {**moved, "applied": True, "effect": effect, "vetoes": []}
+
+    summary = run(mode="observe", model_s=0.001, workers=2)
+    for decisions, kind in (
+        ([decision(2, 4, 1.01)], "serial"),
+        ([decision(2, 4, 1.01), decision(4, 8, 1.3)], "workers"),
+        ([decision(4, 5, 1.01)], "workers"),  # one more of four may be lost in the noise
+        ([decision(2, 4, None)], "workers"),
+        ([decision(2, 4, 1.01, read=2)], "workers"),
+    ):
+        assert build_report(summary | {"decisions": decisions})["causes"][0]["kind"] == kind, decisions
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(42.0, "42 s"), (185.0, "3 min 5 s"), (7800.0, "2 h 10 min")])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from intune_callbacks import spelling
 from intune_callbacks.monitor.verdict import VerdictKind
-from intune_callbacks.spelling import allocation, amount, changed, count, duration, memory, percent, quantity
+from intune_callbacks.spelling import allocation, amount, changed, count, duration, memory, moment, percent, quantity
 from tests.test_imports import MODULES
 
 NOT_SAID_TO_USERS = "sim."
@@ -33,6 +33,12 @@ def test_quantities() -> None:
     assert [memory(1.25e9, limit) for limit in (64.4e9, 1.5e9)] == ["1.2 of 64 GB", "1.2 of 1.5 GB"]
     assert [duration(s) for s in (0.4, 59, 61, 3700)] == ["0 s", "59 s", "1 min 1 s", "1 h 1 min"]
     assert [count(n, "change") for n in (0, 1, 2)] == ["0 changes", "1 change", "2 changes"]
+
+
+def test_short_times_are_in_the_unit_a_reader_expects() -> None:
+    told = [moment(s) for s in (0.0, 13.4e-6, 0.0009994, 0.0014, 0.0123, 0.85, 1.25, 14.2)]
+    assert told == ["0 us", "13 us", "999 us", "1.4 ms", "12 ms", "850 ms", "1.2 s", "14 s"]
+    assert moment(0.0009996) == "1 ms" and moment(0.00996e-3) == "10 us"
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, "many", True])

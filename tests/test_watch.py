@@ -18,6 +18,7 @@ import pytest
 
 from intune_callbacks import cli
 from intune_callbacks.follow import Job, Rank
+from intune_callbacks.watch_view import line
 
 TESTS = Path(__file__).parent
 # One decision for each line it is sent, of a real tuner on a virtual machine; "end" writes the report.
@@ -181,6 +182,19 @@ def test_a_terminal_gets_a_view_that_is_redrawn(tmp_path: Path, start: Any) -> N
     assert re.search(r"memory +1\.\d of 64 GB \(2 %\)", shown)
     run.end()
     assert "the job has ended" in watch.end()
+
+
+def test_the_start_of_an_epoch_is_told(tmp_path: Path, start: Any) -> None:
+    run = start(tmp_path / "run").decide(3)
+    job = Job(run.folder)
+    job.read()
+    (rank,) = job.ranks
+    plain = line(rank, rank.decisions[-1])
+    assert "start of an epoch" not in plain
+    rank.decisions[-1]["observation"]["seam_s"] = 0.25
+    assert "start of an epoch 250 ms" in line(rank, rank.decisions[-1])
+    del rank.decisions[-1]["observation"]["seam_s"]  # as older runs wrote it
+    assert line(rank, rank.decisions[-1]) == plain and rank.verdict().kind
 
 
 def test_ranks_side_by_side(tmp_path: Path, start: Any) -> None:

@@ -12,7 +12,8 @@ from intune_callbacks.types import Observation
 
 __all__ = ["Thresholds", "Verdict", "VerdictKind", "settle", "verdict"]
 
-VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short"]
+VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short", "slower than before"]
+"""The last one is said of a whole run only, see `intune_callbacks.findings`."""
 
 
 @dataclass(frozen=True, slots=True)

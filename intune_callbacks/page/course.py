@@ -22,6 +22,7 @@ OF_ALL = {
     "memory_used_bytes": "memory_used_bytes",
     "memory_limit_bytes": "memory_limit_bytes",
     "gpu_utilisation": "gpu_utilisation",
+    "seam_s": "seam_s",
 }
 
 
@@ -73,6 +74,11 @@ class Course:
     def eventful(self) -> list[int]:
         """The decisions in which something happened."""
         return [index for index, event in enumerate(self.events) if event.kinds]
+
+    @property
+    def seams(self) -> list[int]:
+        """The decisions whose window held the start of an epoch."""
+        return [index for index, seam_s in enumerate(self.machine["seam_s"]) if seam_s]
 
 
 def course_of(lines: Sequence[Mapping[str, Any]]) -> Course:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intune_callbacks.page.course import Column, Course, averaged, thin
-from intune_callbacks.page.plot import DASHES, Figure, Plot, colour, marks
+from intune_callbacks.page.plot import DASHES, Figure, Plot, colour, marks, seams
 from intune_callbacks.spelling import number
 
 __all__ = ["Drawing", "draw", "draw_together"]
@@ -60,6 +60,9 @@ def draw(course: Course, report: Mapping[str, Any]) -> Drawing:
         shown = [eventful[index] for index in thin([[speed[index] for index in eventful]], (), MARKS)]
     blocked = plot.line("wait_frac", "the loop waits for a batch", "--c5", wait, kept, time="t")
     idle = plot.line("exposed", "the GPU waits for one", "--c3", machine["exposed_wait_frac"], kept, time="t")
+    starts = course.seams
+    if len(starts) > MARKS:
+        starts = [starts[index] for index in thin([[machine["seam_s"][index] for index in starts]], (), MARKS)]
     over_speed = marks(columns, course, shown, "samples_per_s", speed, plot)
     over_wait = marks(columns, course, shown, "wait_frac", wait, plot)
     figures = [
@@ -67,7 +70,7 @@ def draw(course: Course, report: Mapping[str, Any]) -> Drawing:
             "throughput",
             "Throughput, samples/s",
             [plot.line("samples_per_s", "throughput", "--c0", speed, kept, time="t")],
-            over_speed,
+            [*over_speed, *seams(columns, course, starts, plot)],
             wide=True,
         ),
         *plot.figure("wait", "Data wait, share of the time", [blocked, idle], over_wait, share=True, wide=True),

@@ -50,6 +50,8 @@ def page_html(runs: Sequence[Run]) -> str:
         _section("Before and after", parts.table(before_and_after(first.report), "before", "after")),
         _section("The pipeline", parts.boxes(first, course)),
     ]
+    if seen := parts.hints(first.report):
+        body.append(_section("What can be seen without running it", seen))
     told = list(first.notes)
     drawings = []
     if len(runs) > 1:

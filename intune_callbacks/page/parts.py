@@ -11,9 +11,9 @@ from intune_callbacks.page.course import Course
 from intune_callbacks.page.plot import SIGNS, Figure
 from intune_callbacks.page.runs import Run
 from intune_callbacks.page.sides import Row, allocation_line
+from intune_callbacks.report import also
 from intune_callbacks.spelling import (
     PAGE_ARROW,
-    TONES,
     amount,
     duration,
     four_digits,
@@ -27,10 +27,12 @@ from intune_callbacks.spelling import (
     setting,
     short_percent,
     stage_value,
+    tone,
     warm_start,
 )
+from intune_callbacks.whole import whole_run
 
-__all__ = ["boxes", "decisions", "facts", "notes", "plots", "ranks", "table", "verdict"]
+__all__ = ["boxes", "decisions", "facts", "hints", "notes", "plots", "ranks", "table", "verdict"]
 
 FIRST_LISTED, LAST_LISTED = 20, 80
 LONGEST = 400
@@ -40,7 +42,9 @@ LATELY = 20
 def verdict(run: Run, name: str) -> str:
     """Return the head of the page: what was found, why, and what to do, in the words of the end card."""
     report = run.report
-    said = {"why": reason_why(report)}
+    said = {"why": reason_why(report), "cause": str(report["cause"])}
+    said["whole"] = whole_run(report)
+    said["also"] = "\n".join(also(report))
     if isinstance(report["ranks"], dict):
         said["ranks"] = str(report["ranks"].get("line", ""))
     if report["frozen"]:
@@ -50,7 +54,7 @@ def verdict(run: Run, name: str) -> str:
     rows = "".join(f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in said.items() if text)
     head = escape(headline(report)).replace("-&gt;", "<span class=arrow>-&gt;</span>")
     return (
-        f'<p class=run>InTune <b>{escape(name)}</b></p><h1 class="{_tone(report)}">{head}</h1>'
+        f'<p class=run>InTune <b>{escape(name)}</b></p><h1 class="{tone(report)}">{head}</h1>'
         f"<p class=told>{escape(in_short(report))}</p><dl class=said>{rows}</dl>"
     )
 
@@ -87,7 +91,7 @@ def boxes(run: Run, course: Course) -> str:
             lines.append(("window", _moved(windows[name])))
         bars = [("busy", _lately(course.busy.get(name))), ("queue", _lately(course.fill.get(name)))]
         made.append(_box(name, "now" if now else "first" if first else "", flag, lines, bars))
-    fed = _tone(report) == "good"
+    fed = tone(report) == "good"
     steps = [("a step", quantity(report["after"]["model_s"], "ms"))]
     waits = [("waits", number(report["after"]["wait_frac"]))]
     limited = report["after"]["verdict"] == "compute-bound"
@@ -166,6 +170,16 @@ def decisions(course: Course) -> str:
     return f"<details><summary>{len(found)} eventful of {len(course)} decisions</summary>{shown}</details>"
 
 
+def hints(report: Mapping[str, Any]) -> str:
+    """Return what can be seen of the user's pipeline without running it, each with the line to write instead."""
+    made = []
+    for hint in report["hints"]:
+        if isinstance(hint, dict) and hint.get("what"):
+            line = f"<br><code>{escape(str(hint['line']))}</code>" if hint.get("line") else ""
+            made.append(f"<li>{escape(str(hint['what']))}{line}</li>")
+    return f"<ul class=notes>{''.join(made)}</ul>" if made else ""
+
+
 def facts(report: Mapping[str, Any]) -> str:
     """Return mode, policy, settings with where they came from, and versions, as pairs."""
     found = {"mode": f"{report['mode']} (from {report['mode_source']})", "policy": str(report["policy"])}
@@ -208,7 +222,3 @@ def _moved(stage: Mapping[str, Any]) -> str:
 def _lately(values: Sequence[float | None] | None) -> float | None:
     known = [value for value in (values or ())[-LATELY:] if value is not None]
     return median(known) if known else None
-
-
-def _tone(report: Mapping[str, Any]) -> str:
-    return TONES.get(report["after"]["verdict"], "open")

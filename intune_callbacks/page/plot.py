@@ -14,7 +14,7 @@ from typing import Any
 from intune_callbacks.page.course import ADVISED, CHANGED, REFUSED, TAKEN_BACK, Column, Course
 from intune_callbacks.spelling import span
 
-__all__ = ["DASHES", "SIGNS", "Figure", "Plot", "colour", "marks", "shortened"]
+__all__ = ["DASHES", "SIGNS", "Figure", "Plot", "colour", "marks", "seams", "shortened"]
 
 COLOURS = 8
 SIGNS = {
@@ -23,6 +23,8 @@ SIGNS = {
     REFUSED: ("x-thin-open", "✕"),
     ADVISED: ("diamond-open", "◇"),
 }
+SEAM = "start of an epoch"
+ALL_SIGNS = {**SIGNS, SEAM: ("line-ns-open", "╵")}
 DASHES = {"solid": "━", "dash": "╍", "dot": "┅"}
 WIDE_PX, NARROW_PX = 250, 210
 DIGITS_OF_TIME = 7
@@ -176,7 +178,7 @@ class Plot:
             "yaxis": y,
         }
         legend = [(t["line"]["color"], DASHES[t["line"]["dash"]], t["meta"]["label"]) for t in drawn]
-        legend += [("--ink", SIGNS[t["meta"]["label"]][1], t["meta"]["label"]) for t in above]
+        legend += [("--ink", ALL_SIGNS[t["meta"]["label"]][1], t["meta"]["label"]) for t in above]
         return [Figure(key, title, tuple(legend), {"data": [*drawn, *above], "layout": layout}, wide)]
 
 
@@ -194,22 +196,44 @@ def marks(
         plot: whose time axis it is.
     """
     traces = []
-    for number, (kind, (symbol, _)) in enumerate(SIGNS.items()):
+    for number, kind in enumerate(SIGNS):
         of_kind = [index for index in shown if kind in course.events[index].kinds and values[index] is not None]
-        if not of_kind:
-            continue
-        plot.times(f"m{number}.{name}.t", [course.at_s[index] for index in of_kind])
-        columns[f"m{number}.{name}"] = [shortened(values[index]) for index in of_kind]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": f"@m{number}.{name}.t",
-                "y": f"@m{number}.{name}",
-                "marker": {"symbol": symbol, "size": 9, "color": "--ink", "line": {"width": 1.6, "color": "--ink"}},
-                "cliponaxis": False,
-                "hoverinfo": "none",
-                "meta": {"label": kind},
-            }
-        )
+        if of_kind:
+            plot.times(f"m{number}.{name}.t", [course.at_s[index] for index in of_kind])
+            columns[f"m{number}.{name}"] = [shortened(values[index]) for index in of_kind]
+            traces.append(_marked(f"m{number}.{name}", kind))
     return traces
+
+
+def seams(columns: dict[str, list[Any]], course: Course, shown: Sequence[int], plot: Plot) -> list[dict[str, Any]]:
+    """Return a trace of marks on the axis for the windows in which an epoch began; none where none did.
+
+    Args:
+        columns: where their values are put.
+        course: whose windows are marked.
+        shown: which of them get a mark.
+        plot: whose time axis it is.
+    """
+    if not shown:
+        return []
+    plot.times("seam.t", [course.at_s[index] for index in shown])
+    columns["seam"] = [0] * len(shown)
+    return [_marked("seam", SEAM)]
+
+
+def _marked(name: str, kind: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": f"@{name}.t",
+        "y": f"@{name}",
+        "marker": {
+            "symbol": ALL_SIGNS[kind][0],
+            "size": 9,
+            "color": "--ink",
+            "line": {"width": 1.6, "color": "--ink"},
+        },
+        "cliponaxis": False,
+        "hoverinfo": "none",
+        "meta": {"label": kind},
+    }

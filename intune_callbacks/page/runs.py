@@ -26,11 +26,13 @@ SIDE: dict[str, Any] = {
     "verdict": "not known",
 }
 STAGE = {"name": "?", "kind": "cpu", "unit": "workers", "first": None, "current": None, "window_of": None}
+CAUSE = {"kind": "", "sentence": "", "line": "", "gain": 1.0}
 WHOLE: dict[str, Any] = {
-    **{"mode": "not known", "mode_source": "not known", "policy": "not known", "why": "", "next": ""},
+    **{"mode": "not known", "mode_source": "not known", "policy": "not known", "why": "", "cause": "", "next": ""},
     **{"before": SIDE, "after": SIDE, "changes": 0, "wall_s": 0.0, "steps": 0, "samples": 0, "stages": []},
     **{"settled_after_s": None, "frozen": None, "auc": None, "ranks": None, "warm_start": None},
     **{"memory": {}, "settings": {}, "versions": {}, "decisions": []},
+    **{"whole": {}, "hints": [], "causes": []},
 }
 
 
@@ -144,6 +146,7 @@ def _report(path: Path, notes: list[str]) -> dict[str, Any] | None:
         notes.append(f"{REPORT} could not be read: expected an object, got {type(found).__name__}")
         return None
     whole = _filled(found, WHOLE)
+    whole["causes"] = [_filled(cause, CAUSE) for cause in whole["causes"] if isinstance(cause, dict)]
     whole["stages"] = [_stage(stage) for stage in whole["stages"] if isinstance(stage, dict)]
     return whole
 

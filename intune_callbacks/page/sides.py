@@ -32,6 +32,14 @@ MEASURED = (
     ("memory limit", "memory_limit_bytes", "GB", False),
     ("CPUs for the input", "cpus", "", False),
 )
+# The same of the whole run.
+OF_ALL = (
+    ("samples over wall, samples/s", "throughput_samples_per_s", ""),
+    ("data wait", "wait_frac", "%"),
+    ("first batch after", "first_batch_s", "s"),
+    ("starts of epochs", "seam_s", "s"),
+    ("pauses: start, validation, checkpoints", "paused_s", "s"),
+)
 SETTINGS = (("mode", "mode"), ("mode from", "mode_source"), ("policy", "policy"))
 
 
@@ -80,6 +88,11 @@ def two_runs(first: Run, second: Run) -> list[Row]:
     one, other = first.report, second.report
     rows = [Row("verdict", headline(one), headline(other), "", "verdict")]
     rows += measured(one["after"], other["after"])
+    for name, key, unit in OF_ALL:
+        of = [whole.get(key) if isinstance(whole := run.get("whole"), dict) else None for run in (one, other)]
+        if any(value is not None for value in of):
+            ratio = times(*of) if key == "throughput_samples_per_s" else ""
+            rows.append(Row(name, quantity(of[0], unit), quantity(of[1], unit), ratio, "whole run"))
     left, right = ({_named(stage): _with_window(stage, r, "current") for stage in _shown(r)} for r in (one, other))
     for name in dict.fromkeys([*left, *right]):
         rows.append(Row(name, left.get(name, NOTHING), right.get(name, NOTHING), "", "allocation"))

@@ -1,0 +1,329 @@
+"""Why the input is slow: the kind, the sentence with its numbers, the line that mends it, and what it promises."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
+
+from intune_callbacks.history import describe
+from intune_callbacks.monitor.cause import Evidence, advice, causes
+from intune_callbacks.monitor.measured import Measured, measured
+from intune_callbacks.monitor.predict import WORTH, promised
+from intune_callbacks.types import Hint, Observation, Resources, Stage, StageRates
+
+LOADER, ITERABLE = (
+    "DataLoader(num_workers={})",
+    "DataLoader(num_workers={})  # was 2; the samples' order follows the workers",
+)
+MAP, INTERLEAVE = ".map(decode, num_parallel_calls={})", ".interleave(..., num_parallel_calls={})"
+
+
+def rate(service_s: float, cpu_s: float, busy: float = 0.99, items: float = 1.0, **more: float) -> StageRates:
+    starved, blocked = more.pop("starved", 1.0 - busy), more.pop("blocked", 0.0)
+    return StageRates(50, items, service_s, cpu_s, 0.1, busy, starved, blocked, 0.1, 1e5, more.pop("worker_bytes", 0.0))
+
+
+def stage(name: str, current: int, high: int = 64, **more: Any) -> Stage:
+    return Stage(name, more.pop("kind", "cpu"), "workers", 1, high, current, **more)
+
+
+def window(
+    *stages: tuple[Stage, StageRates],
+    period_s: float = 0.010,
+    wait: float = 0.9,
+    cpus: float = 8.0,
+    seam_s: float = 0.0,
+    epoch: int | None = 100,
+    memory: tuple[int, int] = (64 * GB, 1 * GB),
+) -> Measured:
+    """What ten windows of ten batches of 32 had in common; `seam_s` is of all the windows together."""
+    running_s = 10 * period_s
+    seen = Observation(
+        *(100, 100.0, running_s + seam_s / 10, 10, 320, 0.0, 0.0, 0.0, (1 - wait) * period_s),
+        stages=tuple(s for s, _ in stages),
+        rates={s.name: r for s, r in stages},
+        resources=Resources(cpus, *memory),
+        seam_s=seam_s / 10,
+        epoch_batches=epoch,
+    )
+    seen = replace(seen, wait_frac=(wait * running_s + seen.seam_s) / seen.elapsed_s)
+    found = measured([seen] * 10)
+    assert found is not None
+    assert (found.period_s, found.wait_frac) == (pytest.approx(period_s), pytest.approx(wait))
+    return found
+
+
+def test_windows_come_back_from_a_file_as_they_were() -> None:
+    seen = window((stage("load", 2, knob=LOADER), rate(0.02, 0.01)), seam_s=3.0)
+    assert Measured.from_json(json.loads(json.dumps(seen.to_json()))) == seen
+    assert seen.seam_s == pytest.approx(0.03) and seen.cpus_busy == pytest.approx(1.0)
+
+
+def test_what_a_summary_keeps_is_enough_for_the_causes() -> None:
+    loop = FakeLoop(FakePipeline({"decode": Work(0.1)}, FakeMachine()), model_s=0.02)
+    windows = [loop.observe() for _ in range(3)]
+    kept = Measured.from_json(json.loads(json.dumps(describe(windows)["measured"], allow_nan=False)))
+    (cause,), (same,) = causes(kept), causes(measured(windows))
+    assert (cause.kind, cause.sentence, cause.gain) == (same.kind, same.sentence, pytest.approx(same.gain, rel=1e-4))
+
+
+def test_too_short_or_empty_windows_say_nothing() -> None:
+    seen = window((stage("load", 2), rate(0.02, 0.02)))
+    assert measured([]) is None and causes(None) == () and advice(None).gain == 1.0
+    assert causes(replace(seen, verdict="too short")) == ()
+    assert advice(replace(seen, verdict="too short")).allocation == {}
+
+
+def test_storage() -> None:
+    seen = window((stage("interleave", 2, kind="io", knob=INTERLEAVE), rate(0.001413, 13e-6, items=14.0)))
+    cause, *rest = causes(seen)
+    assert not rest
+    assert (cause.kind, cause.stage) == ("storage", "interleave")
+    assert cause.sentence == (
+        "each item of 'interleave' waits 1.4 ms for its reads and computes 13 us: more workers overlap the waits, more "
+        "CPUs do not help"
+    )
+    workers = advice(seen).allocation["interleave"]
+    assert cause.line == f".interleave(..., num_parallel_calls={workers})  # was 2"
+    assert workers > 8  # more than there are CPUs: the waits overlap
+    assert 2.0 < cause.gain <= promised(10.0)
+
+
+def test_storage_at_the_end_of_its_cycle_has_nothing_to_paste() -> None:
+    seen = window((stage("interleave", 8, 8, kind="io", knob=INTERLEAVE), rate(0.0056, 13e-6, items=14.0)))
+    (cause,) = causes(seen)
+    assert (cause.kind, cause.line, cause.gain) == ("storage", "", 1.0)
+    assert "it reads 8 files at once, as many as its cycle_length" in cause.sentence
+    assert "changes the order" in cause.sentence
+
+
+def test_cpus_are_short_only_where_they_are_measured_to_be_busy() -> None:
+    busy = window((stage("decode", 4, knob=MAP), rate(0.04, 0.039)), cpus=4.0)
+    (cause,) = causes(busy)
+    assert (cause.kind, cause.line) == ("cpu", "")
+    assert cause.sentence.startswith(
+        "the input keeps 3.9 of 4 CPUs busy; with twice as many CPUs, or 'decode' half as "
+    )
+    assert advice(busy).allocation == {}
+    idle = window((stage("decode", 4, knob=MAP), rate(0.04, 0.039)), cpus=6.0)
+    assert "CPUs busy" not in causes(idle)[0].sentence
+
+
+def test_too_few_workers_for_the_cpus() -> None:
+    (cause,) = causes(window((stage("decode", 1, knob=MAP), rate(0.0099, 0.0095))))
+    assert (cause.kind, cause.stage) == ("workers", "decode")
+    assert cause.sentence == "each item of 'decode' computes for 9.5 ms in 1 worker, while 7.0 of 8 CPUs are free"
+    assert cause.line.startswith(".map(decode, num_parallel_calls=") and cause.line.endswith(")  # was 1")
+    assert cause.gain > 2.0
+
+
+def test_where_cpu_seconds_are_unknown_nothing_is_said_of_cpus() -> None:
+    watched = stage("load", 2, knob=LOADER, when="epoch")
+    (cause,) = causes(window((watched, rate(0.02, 0.02)), cpus=2.0))
+    assert (cause.kind, cause.sentence) == ("workers", "each item of 'load' takes 20 ms in 2 workers")
+
+
+@pytest.mark.parametrize(
+    ("limit", "rates", "known", "told"),
+    [
+        (stage("read", 1, 1, sequential=True), rate(0.01, 0.01), Evidence(), "does one item at a time: only a cheaper"),
+        (stage("decode", 4), rate(0.04, 0.01), Evidence(tried={"decode": 1.01}), "brought nothing when tried (× 1.01)"),
+        (stage("decode", 4), rate(0.004, 0.004, 0.1), Evidence(), "stand idle 90 % of the time, for what feeds them"),
+        (
+            stage("decode", 4, knob="ParallelMapper(map_fn=decode, num_workers={})"),
+            rate(0.04, 0.01),
+            Evidence(),
+            "the 4 threads of 'decode' keep 1 CPU busy between them, for Python lets one run at a time",
+        ),
+    ],
+    ids=["sequential", "tried", "starved", "threads"],
+)
+def test_serial(limit: Stage, rates: StageRates, known: Evidence, told: str) -> None:
+    seen = window((limit, rates))
+    (cause,) = causes(seen, known)
+    assert (cause.kind, cause.stage, cause.line, cause.gain) == ("serial", limit.name, "", 1.0)
+    assert told in cause.sentence
+    assert advice(seen, known).allocation == {}
+
+
+def test_what_brought_something_is_not_serial() -> None:
+    (cause,) = causes(window((stage("decode", 4), rate(0.04, 0.03))), Evidence(tried={"decode": 1.4}))
+    assert cause.kind == "workers"
+
+
+def test_processes_that_keep_one_cpu_busy_are_no_threads() -> None:
+    mapper = stage("decode", 4, knob="ParallelMapper(map_fn=decode, num_workers={})")
+    (cause,) = causes(window((mapper, rate(0.04, 0.01, worker_bytes=1e8))))
+    assert cause.kind == "storage"
+
+
+def test_too_few_files() -> None:
+    hint = Hint("interleave has 8 workers for 3 files", kind="files", stage="interleave")
+    seen = window((stage("interleave", 8, kind="io", knob=INTERLEAVE), rate(0.08, 0.001)))
+    (cause,) = causes(seen, Evidence((hint,)))
+    assert (cause.kind, cause.line) == ("files", "")
+    assert cause.sentence.startswith("interleave has 8 workers for 3 files: more workers have nothing to read")
+    assert "with twice as many expected × 1." in cause.sentence
+    assert advice(seen, Evidence((hint,))).allocation == {}
+    elsewhere = replace(hint, stage="other")
+    assert causes(seen, Evidence((elsewhere,)))[0].kind == "storage"
+
+
+@pytest.mark.parametrize("hints", [(), (Hint("the shards belong to the workers", kind="order", stage="load"),)])
+def test_workers_that_own_the_shards_are_left_alone(hints: tuple[Hint, ...]) -> None:
+    seen = window((stage("load", 2, knob=LOADER if hints else ITERABLE), rate(0.02, 0.001)))
+    (cause,) = causes(seen, Evidence(hints))
+    assert (cause.kind, cause.line) == ("order", "")
+    assert cause.sentence == (hints[0].what if hints else causes(seen)[0].sentence)
+    assert hints or "own the shards" in cause.sentence
+    assert advice(seen, Evidence(hints)).allocation == {}
+
+
+def test_no_worker_is_one_after_the_other() -> None:
+    seen = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000)
+    (cause,) = causes(seen)
+    assert (cause.kind, cause.stage) == ("loader", "load")
+    assert "makes each batch itself, 6 ms, and then trains on it, 4 ms" in cause.sentence
+    assert cause.line == "DataLoader(num_workers=2, persistent_workers=True)  # was 0"
+    # 10 ms become the model's 4 and the hand-over of a batch, 1 ms: 2.0, less the margin.
+    assert cause.gain == pytest.approx(1.7, abs=0.1)
+    short = replace(seen, epoch_batches=100)  # 0.1 s to start a worker are a tenth of that
+    assert causes(short)[0].gain < cause.gain
+    (order,) = causes(replace(seen, stages=(replace(seen.stages[0], knob=ITERABLE),)))
+    assert order.line.startswith("DataLoader(num_workers=1, ")
+    # One worker keeps the order, and its 6 ms are the limit: 10 / 6, less the margin.
+    assert order.gain == pytest.approx(promised(10 / 6.0), abs=0.05)
+
+
+def test_items_cheaper_than_the_hand_over_stay_in_the_training_loop() -> None:
+    seen = window((stage("load", 0, knob=LOADER), rate(0.0004, 0.0004)), period_s=0.001, wait=0.4)
+    (cause,) = causes(seen)
+    assert (cause.kind, cause.line, cause.gain) == ("loader", "", 1.0)
+    assert advice(seen).allocation == {}
+
+
+def test_datapipes_get_a_word_about_workers() -> None:
+    hint = Hint("the datapipe has no workers", "DataLoader(num_workers=1)", "workers")
+    (cause,) = causes(window(wait=0.5), Evidence((hint,)))
+    assert (cause.kind, cause.line) == ("loader", "DataLoader(num_workers=1)")
+    assert cause.gain == pytest.approx(promised(10 / 6.0))
+    assert causes(window(wait=0.5)) and causes(window(wait=0.5))[0].line == ""
+
+
+def test_start_up_of_workers_each_epoch() -> None:
+    load = stage("load", 16, knob=LOADER, startup_s=0.05)
+    seen = window((load, rate(0.05, 0.04, 0.3)), period_s=0.0122, wait=0.01, seam_s=0.85)
+    (cause,) = causes(seen)
+    assert (cause.kind, cause.line) == ("startup", "DataLoader(num_workers=16, persistent_workers=True)  # was 16")
+    assert cause.sentence == (
+        "each epoch begins with 850 ms of starting 16 workers anew, 41 % of the time: persistent_workers=True keeps them"
+    )
+    # Of 20.7 ms a batch the 8 ms of 16 workers go: 1.63, less the margin.
+    assert cause.gain == pytest.approx(promised(20.7 / 12.7), rel=0.01)
+    assert advice(seen).kept == ("load",)
+    kept = replace(seen, stages=(replace(load, startup_s=0.0),))
+    assert [c.kind for c in causes(kept)] == ["model"]
+
+
+def test_more_workers_are_charged_with_their_start() -> None:
+    def wanted(startup_s: float, knob: str = "") -> int:
+        load = stage("load", 1, knob=knob, startup_s=startup_s)
+        return advice(window((load, rate(0.0099, 0.001)), seam_s=startup_s)).allocation.get("load", 1)
+
+    free, dear = wanted(0.0), wanted(0.2)
+    assert 1 < dear < free
+    assert wanted(0.2, LOADER) == free  # those can be kept, and the line says so
+
+
+def test_a_shuffle_buffer_that_is_being_filled() -> None:
+    hint = Hint("shuffle holds all 50000 samples before the first batch", ".shuffle(2048)", "shuffle")
+    seen = window((stage("decode", 4, knob=MAP), rate(0.01, 0.01, 0.3)), wait=0.02, seam_s=0.7)
+    known = Evidence((hint,), whole={"first_batch_s": 1.4, "wall_s": 20.0})
+    (cause,) = causes(seen, known)
+    assert (cause.kind, cause.line) == ("shuffle", ".shuffle(2048)")
+    assert cause.sentence == f"{hint.what}: the first batch came after 1.4 s"
+    assert cause.gain == pytest.approx(promised(1.7), rel=0.01)
+    # What fills the buffer had to be read in any case, where the training waits for reads.
+    waiting = causes(window((stage("decode", 4), rate(0.04, 0.01)), wait=0.8, seam_s=0.7), known)
+    assert [(c.line, c.gain) for c in waiting if c.kind == "shuffle"] == [("", 1.0)]
+
+
+def test_no_prefetch_is_one_after_the_other() -> None:
+    hint = Hint("nothing is prefetched", ".prefetch(2)", "prefetch")
+    parts = (stage("decode", 4, knob=MAP), rate(0.02, 0.019, 0.5))
+    found = causes(window(parts, wait=0.5), Evidence((hint,)))
+    assert [(c.line, c.gain) for c in found if c.kind == "prefetch"] == [(".prefetch(2)", pytest.approx(promised(2.0)))]
+    # Of a pipeline that waits 94 % for its reads hardly anything is gained.
+    reads = causes(window((parts[0], rate(0.04, 0.001)), wait=0.97), Evidence((hint,)))
+    assert "prefetch" not in [c.kind for c in reads]
+    there = window(parts, (Stage("prefetch", "memory", "items", 1, 64, 2), rate(0.0, 0.0)), wait=0.5)
+    assert "prefetch" not in [c.kind for c in causes(there, Evidence((hint,)))]
+
+
+def test_memory() -> None:
+    veto = "70.00 GB needed with full windows, soft limit 57.60 of 64.00 GB: clipped to 57.00 GB"
+    found = causes(window((stage("decode", 4), rate(0.04, 0.03))), Evidence(vetoes=("5 workers asked", veto)))
+    assert [c.sentence for c in found if c.kind == "memory"] == [f"memory holds the input back: {veto}"]
+    full = window((stage("decode", 4), rate(0.04, 0.03, worker_bytes=2e9)), memory=(64 * GB, 50 * GB))
+    assert advice(full).allocation == {}  # one more worker would not fit
+
+
+def test_the_model() -> None:
+    (cause,) = causes(window((stage("decode", 4), rate(0.02, 0.02, 0.4)), wait=0.02))
+    assert (cause.kind, cause.gain, cause.line) == ("model", 1.0, "")
+    assert cause.sentence == (
+        "the training waits 2 % of the time for data, and computes 9.8 ms for each batch: the model is the limit"
+    )
+
+
+def test_a_gpu_that_has_work_does_not_wait() -> None:
+    loop = FakeLoop(FakePipeline({"decode": Work(0.1)}, FakeMachine()), model_s=0.02)
+    fed = [replace(loop.observe(), exposed_wait_frac=0.01) for _ in range(3)]
+    assert [c.kind for c in causes(measured(fed))] == ["model"]
+    assert advice(measured(fed)).allocation == {}
+
+
+def test_what_is_not_the_input_is_not_promised() -> None:
+    seen = window((stage("decode", 1, knob=MAP), rate(0.0099, 0.0095)))
+    known = Evidence(whole={"wall_s": 100.0, "paused_s": 60.0})
+    assert advice(seen, known).gain < 1.0 / 0.6
+    assert promised(1000.0, 0.4) < 1.0 / 0.6
+    assert promised(2.0) == pytest.approx(1.7) and promised(0.5) == 1.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pasted_advice_brings_at_least_half_of_its_promise(seed: int) -> None:
+    """On pipelines of many kinds, whose formulas know nothing of the prediction's; never below the user's numbers."""
+    draw, promises = random.Random(seed), []
+    for _ in range(60):
+        work = {}
+        for number in range(draw.randint(1, 4)):
+            workers = draw.choice([1, 1, 2, 4, 8])
+            work[f"s{number}"] = Work(
+                10 ** draw.uniform(-3, -1),
+                cpu_share=draw.choice([0.01, 0.3, 0.7, 1.0]),
+                serial=draw.choice([0.0, 0.03, 0.05, 0.08]),
+                cv=draw.choice([0.0, 0.3, 0.8]),
+                workers=workers,
+                window=workers * draw.choice([1, 2, 4]),
+                items_per_batch=draw.choice([1, 4, 32]),
+            )
+        machine = FakeMachine(cpus=draw.choice([2.0, 4.0, 16.0, 64.0]))
+        loop = FakeLoop(FakePipeline(work, machine, depth=2), model_s=10 ** draw.uniform(-3, 0))
+        found = advice(measured([loop.observe() for _ in range(3)]))
+        before, values = loop.throughput, dict(loop.pipeline.values)
+        assert all(n > values[name] for name, n in found.allocation.items())
+        if found.gain == 1.0:
+            assert not found.allocation
+            continue
+        assert found.gain >= WORTH
+        loop.pipeline.resize(found.allocation)
+        got = loop.throughput / before
+        assert got - 1.0 >= 0.5 * (found.gain - 1.0), (work, machine.cpus, loop.model_s, found)
+        promises.append(found.gain)
+    assert len(promises) > 10
