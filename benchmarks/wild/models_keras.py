@@ -1,0 +1,80 @@
+"""Small Keras models of the wild pipelines that keep every loss without making Keras wait for it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+__all__ = ["compiled", "convolutional", "criteo"]
+
+MOST_STEPS = 100_000
+
+
+class Recorded(keras.Model):  # type: ignore[misc]
+    """Writes the loss of each step into a variable, inside the train function."""
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        # As in Keras' own counter of steps, which is no part of the weights.
+        if not hasattr(self, "seen"):
+            with tf.init_scope():
+                self.seen = tf.Variable(tf.zeros([MOST_STEPS]), trainable=False)
+                self.at = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self.seen.scatter_nd_update([[self.at % MOST_STEPS]], [logs["loss"]])
+        self.at.assign_add(1)
+        return logs
+
+    def recorded(self) -> Any:
+        """Return the running means of the losses, step by step, and at the end the sums of the weights."""
+        steps = min(int(self.at), MOST_STEPS)
+        sums = [float(np.sum(np.asarray(weight.numpy(), np.float64))) for weight in self.trainable_weights]
+        return [*map(float, self.seen.numpy()[:steps]), *sums]
+
+
+def compiled(inputs: Any, outputs: Any, loss: Any) -> Any:
+    """Return the model, ready to train."""
+    model = Recorded(inputs, outputs)
+    model.compile(keras.optimizers.SGD(1e-3), loss, jit_compile=False)
+    return model
+
+
+def criteo(dense: int, categories: int, words: int, width: int = 16, units: int = 64) -> Any:
+    """A click model: an embedding per category, then two layers.
+
+    Args:
+        dense: columns of ``dense_features``.
+        categories: number of columns of ``sparse_features``, named ``0``, ``1``, ...
+        words: rows of each embedding; larger ids are taken modulo this.
+        width: of the embeddings.
+        units: of the layers.
+    """
+    numbers = keras.Input([dense], name="dense_features")
+    columns = {str(i): keras.Input([], dtype="int32", name=str(i)) for i in range(categories)}
+    embedded = [keras.layers.Embedding(words, width)(keras.ops.mod(column, words)) for column in columns.values()]
+    hidden = keras.layers.Concatenate()([numbers, *embedded])
+    hidden = keras.layers.Dense(units, "relu")(keras.layers.Dense(units, "relu")(hidden))
+    click = keras.layers.Dense(1, "sigmoid")(hidden)
+    return compiled({"dense_features": numbers, "sparse_features": columns}, click, "binary_crossentropy")
+
+
+def convolutional(size: int, classes: int, width: int = 16, one_hot: bool = False) -> Any:
+    """Three convolutions with large strides.
+
+    Args:
+        size: height and width of the images.
+        classes: of the labels.
+        width: channels of the first convolution.
+        one_hot: how the labels come.
+    """
+    images = keras.Input([size, size, 3])
+    hidden = images
+    for times, kernel, stride in ((1, 7, 4), (2, 3, 2), (4, 3, 2)):
+        hidden = keras.layers.Conv2D(times * width, kernel, stride, activation="relu")(hidden)
+    scores = keras.layers.Dense(classes, "softmax")(keras.layers.GlobalAveragePooling2D()(hidden))
+    return compiled(images, scores, f"{'' if one_hot else 'sparse_'}categorical_crossentropy")
