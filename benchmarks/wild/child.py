@@ -1,4 +1,4 @@
-"""One fit in a fresh process: ``python -m benchmarks.wild.child NAME MODE FOLDER``; its last line is the result in JSON."""
+"""One fit in a fresh process: ``python -m benchmarks.wild.child NAME MODE DATA``; the last line is the result in JSON."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import wave
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["SEED", "clicks", "jpeg", "pictures", "records"]
+__all__ = ["SEED", "clicks", "jpeg", "pictures", "records", "sentences", "waves"]
 
 SEED = 20261122
 
@@ -88,3 +89,37 @@ def _feature(train: Any, value: Any) -> Any:
     if value and isinstance(value[0], float):
         return train.Feature(float_list=train.FloatList(value=value))
     return train.Feature(int64_list=train.Int64List(value=value))
+
+
+def sentences(rows: int, words: int, low: int, high: int) -> Iterator[str]:
+    """Yield texts of words ``w0``, ``w1``, ..., the popular ones more often.
+
+    Args:
+        rows: how many texts.
+        words: different ones.
+        low, high: fewest and most words of a text.
+    """
+    random = np.random.default_rng([SEED, words])
+    for _ in range(rows):
+        ids = (words ** random.random(random.integers(low, high)) - 1).astype(int)
+        yield " ".join(f"w{i}" for i in ids) + "."
+
+
+def waves(folder: Path, rows: int, classes: int, rate: int) -> None:
+    """Write ``folder/class/number.wav``: a second of tones in noise, 16 bits.
+
+    Args:
+        folder: where.
+        rows: how many.
+        classes: how many folders.
+        rate: samples of a second.
+    """
+    at_s = np.arange(rate) / rate
+    for number in range(rows):
+        random, kind = np.random.default_rng([SEED, 2, number]), number % classes
+        tone = np.sin(2 * np.pi * (100 + 20 * kind) * at_s) + random.normal(0, 0.3, rate)
+        path = folder / f"{kind:02d}" / f"{number:06d}.wav"
+        path.parent.mkdir(exist_ok=True)
+        with wave.open(str(path), "wb") as file:
+            file.setparams((1, 2, rate, rate, "NONE", ""))
+            file.writeframes((tone * 8000).astype("<i2").tobytes())

@@ -1,4 +1,4 @@
-"""Small Keras models of the wild pipelines that keep every loss without making Keras wait for it."""
+"""What the Keras pipelines share: models that keep every loss without making Keras wait for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["compiled", "convolutional", "criteo"]
+__all__ = ["calls", "click_model", "compiled", "convolutional"]
 
 MOST_STEPS = 100_000
 
@@ -21,7 +21,6 @@ class Recorded(keras.Model):  # type: ignore[misc]
 
     def train_step(self, data: Any) -> Any:
         logs = super().train_step(data)
-        # As in Keras' own counter of steps, which is no part of the weights.
         if not hasattr(self, "seen"):
             with tf.init_scope():
                 self.seen = tf.Variable(tf.zeros([MOST_STEPS]), trainable=False)
@@ -31,7 +30,7 @@ class Recorded(keras.Model):  # type: ignore[misc]
         return logs
 
     def recorded(self) -> Any:
-        """Return the running means of the losses, step by step, and at the end the sums of the weights."""
+        """Return the mean loss up to each step of its epoch, and at the end the sums of the weights."""
         steps = min(int(self.at), MOST_STEPS)
         sums = [float(np.sum(np.asarray(weight.numpy(), np.float64))) for weight in self.trainable_weights]
         return [*map(float, self.seen.numpy()[:steps]), *sums]
@@ -44,27 +43,29 @@ def compiled(inputs: Any, outputs: Any, loss: Any) -> Any:
     return model
 
 
-def criteo(dense: int, categories: int, words: int, width: int = 16, units: int = 64) -> Any:
-    """A click model: an embedding per category, then two layers.
+def calls(number: int) -> int | None:
+    """Return `number` as ``num_parallel_calls`` has it: none for 0, AUTOTUNE for -1."""
+    return number or None
+
+
+def click_model(inputs: Any, dense: Any, ids: list[Any], words: int, width: int = 16, units: int = 64) -> Any:
+    """Return a click model: an embedding per category, then two layers.
 
     Args:
-        dense: columns of ``dense_features``.
-        categories: number of columns of ``sparse_features``, named ``0``, ``1``, ...
-        words: rows of each embedding; larger ids are taken modulo this.
+        inputs: of the model.
+        dense: the numbers, [batch, columns].
+        ids: per category, [batch] from 0 to `words`.
+        words: rows of each embedding.
         width: of the embeddings.
         units: of the layers.
     """
-    numbers = keras.Input([dense], name="dense_features")
-    columns = {str(i): keras.Input([], dtype="int32", name=str(i)) for i in range(categories)}
-    embedded = [keras.layers.Embedding(words, width)(keras.ops.mod(column, words)) for column in columns.values()]
-    hidden = keras.layers.Concatenate()([numbers, *embedded])
+    hidden = keras.ops.concatenate([dense, *(keras.layers.Embedding(words, width)(column) for column in ids)], -1)
     hidden = keras.layers.Dense(units, "relu")(keras.layers.Dense(units, "relu")(hidden))
-    click = keras.layers.Dense(1, "sigmoid")(hidden)
-    return compiled({"dense_features": numbers, "sparse_features": columns}, click, "binary_crossentropy")
+    return compiled(inputs, keras.layers.Dense(1, "sigmoid")(hidden), "binary_crossentropy")
 
 
-def convolutional(size: int, classes: int, width: int = 16, one_hot: bool = False) -> Any:
-    """Three convolutions with large strides.
+def convolutional(size: int, classes: int, width: int = 8, one_hot: bool = False) -> Any:
+    """Return three convolutions with large strides.
 
     Args:
         size: height and width of the images.

@@ -41,12 +41,13 @@ class Convolutional(nn.Module):
     Args:
         classes: of the labels.
         width: channels of the first convolution.
+        stride: of the first convolution.
     """
 
-    def __init__(self, classes: int, width: int = 16) -> None:
+    def __init__(self, classes: int, width: int = 8, stride: int = 4) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(3, width, 7, 4), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2), nn.ReLU(),
+            nn.Conv2d(3, width, 7, stride), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2), nn.ReLU(),
             nn.Conv2d(2 * width, 4 * width, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
             nn.Linear(4 * width, classes),
         )  # fmt: skip

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from benchmarks.wild import recommenders, text, vision
+from benchmarks.wild import catalogue_clicks, catalogue_text, catalogue_vision
 from benchmarks.wild.entry import Entry
 
 __all__ = ["ENTRIES", "missing"]
 
-ENTRIES: dict[str, Entry] = {entry.name: entry for module in (recommenders, vision, text) for entry in module.ENTRIES}
+ENTRIES: dict[str, Entry] = {
+    entry.name: entry for module in (catalogue_clicks, catalogue_vision, catalogue_text) for entry in module.ENTRIES
+}
 
 
 def missing(entry: Entry) -> list[str]:

@@ -1,4 +1,4 @@
-"""Run the fits of the benchmark one after the other, each in a process of its own, and keep what they gave in a file."""
+"""Run the fits of the benchmark one after the other, each in a process of its own, and keep their results in a file."""
 
 from __future__ import annotations
 
