@@ -1,0 +1,73 @@
+"""Public input pipelines as their authors wrote them, without InTune and with its default arguments, in turn.
+
+Nothing else should run on the machine. Each fit is a fresh process; what the JSON file holds is not run again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.output import arguments, table
+from benchmarks.wild.entry import Entry
+from benchmarks.wild.registry import ENTRIES, missing
+from benchmarks.wild.runs import Key, Store, Workplace
+from benchmarks.wild.table import markdown, row
+
+__all__ = ["main"]
+
+REPEATS = {"short": 5, "long": 3}
+
+
+def pairs(work: Workplace, entries: Sequence[Entry], length: str, repeats: int) -> list[dict[str, Any]]:
+    """Run `off` and `tune` in turn and return the rows of the table.
+
+    Args:
+        work: where.
+        entries: which.
+        length: ``short`` or ``long``.
+        repeats: pairs of each.
+    """
+    for entry in entries:
+        for repeat in range(repeats):
+            for mode in ("off", "tune"):
+                work.run(entry, Key(entry.name, length, mode, repeat))
+    return [found for entry in entries if (found := row(work.store, entry, length)) is not None]
+
+
+def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Run the benchmark from the command line."""
+    parser = arguments("wild", __doc__.split("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=sorted(ENTRIES), metavar="NAME", help="these pipelines only")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--short", action="store_const", const="short", dest="kind", help="20 s, five pairs (default)")
+    kinds.add_argument("--long", action="store_const", const="long", dest="kind", help="2 min, three pairs")
+    kinds.add_argument("--list", action="store_const", const="list", dest="kind", help="list the pipelines")
+    parser.add_argument("--repeats", type=int, help="pairs of each")
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "intune-wild", help="the data")
+    parser.add_argument("--md", metavar="FILE", type=Path, help="write the table as Markdown, too")
+    given = parser.parse_args(argv)
+    kind = given.kind or "short"
+    entries = [ENTRIES[name] for name in given.only or ENTRIES]
+    if kind == "list":
+        rows = [{"pipeline": entry.name, "kind": entry.kind, "source": entry.source} for entry in entries]
+        print(table(rows))
+        return rows
+    for entry in list(entries):
+        if wanted := missing(entry):
+            print(f"{entry.name}: left out, pip install {' '.join(wanted)}")
+            entries.remove(entry)
+    if kind == "long" and not given.only:
+        entries = [entry for entry in entries if entry.could_gain]
+    work = Workplace(given.data, Store(given.json, given.seed), given.quick)
+    rows = pairs(work, entries, kind, given.repeats or (1 if given.quick else REPEATS[kind]))
+    print(table(rows))
+    if given.md is not None:
+        given.md.write_text(markdown(rows), encoding="utf-8")
+    return rows
+
+
+if __name__ == "__main__":
+    main()
