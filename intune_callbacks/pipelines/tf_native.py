@@ -7,8 +7,8 @@ the same library, in microseconds; no TensorFlow operation runs.
 What a graph with these operations has to mind:
 
 * `use_unbounded_threadpool` maps bring their own threads and never ask for ours: switch the attribute off.
-* The workers of a parallel interleave are its own threads, as many as its window says; put a second `IntuneStage`
-  with ``inside=True`` at the end of its function to time what they do.
+* The workers of a parallel interleave are its own threads; put a second `IntuneStage` with ``inside=True`` at the end
+  of its function to time what they do, and to let `set_readers` say how many of them do so at once.
 * Functions of stages without an operation of their own compute on the next stage downstream; an `IntuneStage` with an
   empty name in between sends them to TensorFlow's pool instead.
 * tf.data does not fuse a map and a batch with an operation in between.
@@ -29,7 +29,7 @@ from intune_callbacks.pipelines import tf_build
 __all__ = ["SINK_OP", "STAGE_OP", "Native", "SinkReading", "StageReading", "load"]
 
 STAGE_OP, SINK_OP = "IntuneStage", "IntuneSink"
-STAGE_VALUES, SINK_VALUES = 13, 5
+STAGE_VALUES, SINK_VALUES = 14, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class StageReading:
         item_bytes: mean bytes of one result, 0.0 while unknown.
         node_items: results passed on according to tf.data's own model, 0 without a model.
         node_busy_s: processing seconds according to tf.data's own model, 0.0 without a model.
-        waiting: closures that wait for a worker, now.
+        waiting: closures that wait for a worker, or threads of an interleave for their turn to read, now.
+        readers: threads of an interleave that may read at once, 0 while that is not known.
     """
 
     items: int
@@ -65,6 +66,7 @@ class StageReading:
     node_items: int
     node_busy_s: float
     waiting: int = 0
+    readers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class Native:
         signatures: dict[str, tuple[list[Any], Any]] = {
             "intune_set_workers": ([text, text, ctypes.c_int32], None),
             "intune_set_window": ([text, text, ctypes.c_int64], ctypes.c_int64),
+            "intune_set_readers": ([text, text, ctypes.c_int64, ctypes.c_int64], ctypes.c_int64),
+            "intune_follow_depth": ([text, text], None),
             "intune_stages": ([text, text, ctypes.c_int64], ctypes.c_int64),
             "intune_read_stage": ([text, text, values], ctypes.c_int32),
             "intune_read_sink": ([text, values], ctypes.c_int32),
@@ -209,6 +213,33 @@ class Native:
         in_force = int(self._library.intune_set_window(pipeline.encode(), stage.encode(), wanted))
         return in_force if in_force > 0 else wanted
 
+    def set_readers(self, pipeline: str, stage: str, readers: int, ahead: int) -> int:
+        """Let at most so many threads of an interleave read at once, from now on and in later iterators.
+
+        The interleave itself keeps all the threads it can use, from the next iterator on: TensorFlow starts no more of
+        them once the last file was opened. Threads that open files ahead are not counted, as TensorFlow does not.
+
+        Args:
+            pipeline: the pipeline's key.
+            stage: the interleave's name.
+            readers: 1 or more; 0 for all.
+            ahead: elements of each of its datasets that may be read before their turn.
+
+        Returns:
+            What is in force; 0 for all of them while no iterator has said how many there are.
+        """
+        wanted = max(0, min(readers, 2**30))
+        return int(self._library.intune_set_readers(pipeline.encode(), stage.encode(), wanted, ahead))
+
+    def follow_depth(self, pipeline: str, stage: str) -> None:
+        """Let the depth of a prefetch follow tf.data's own rule for AUTOTUNE until `set_window`.
+
+        Args:
+            pipeline: the pipeline's key.
+            stage: the prefetch's name; its graph begins with 1.
+        """
+        self._library.intune_follow_depth(pipeline.encode(), stage.encode())
+
     def release(self, pipeline: str) -> None:
         """Forget a pipeline's counters and wanted values; iterators alive go on as they are to their end.
 
@@ -228,7 +259,8 @@ class Native:
 
 
 def _stage_reading(values: list[float]) -> StageReading:
-    items, busy_s, busy_s2, cpu_s, closures, queued, window, limit, running, size, node_items, node_s, waiting = values
+    items, busy_s, busy_s2, cpu_s, closures, queued, window, limit, running, size, node_items, node_s, *more = values
+    waiting, readers = more
     return StageReading(
         items=int(items),
         busy_s=busy_s,
@@ -243,6 +275,7 @@ def _stage_reading(values: list[float]) -> StageReading:
         node_items=int(node_items),
         node_busy_s=node_s,
         waiting=int(waiting),
+        readers=int(readers),
     )
 
 

@@ -1,8 +1,8 @@
 """Edit the graph of a tf.data pipeline so that its numbers can be changed while it runs, and its output stays the same.
 
 What is inserted: an `IntuneStage` behind each stage, an `IntuneSink` at the end. What is changed, and only when the
-pipeline is to be tuned: AUTOTUNE becomes a modest number, and stages without a number that can be set get one where
-the result stays the same, element by element (TensorFlow's own optimiser does the same to maps by default).
+pipeline is to be tuned: maps that TensorFlow's own optimiser would make parallel become so here, and what keeps a
+number from being set is switched off. Every number is left as it is: the pipeline begins as the stock one would.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ __all__ = ["AUTO_BUFFER", "KNOBS", "GraphStage", "Rewritten", "rewrite"]
 Kind = Literal["map", "interleave", "batch", "prefetch"]
 AUTOTUNE = -1
 AUTO_BUFFER = 2
+AUTO_WORKERS = 16
+"""tf.data begins with so many at most where it chooses."""
+BATCHES = ("BatchDataset", "BatchDatasetV2")
 KNOBS: dict[str, tuple[Kind, str]] = {
     "ParallelMapDataset": ("map", "num_parallel_calls"),
     "ParallelMapDatasetV2": ("map", "num_parallel_calls"),
@@ -42,9 +45,13 @@ class GraphStage:
         kind: what it does.
         node: the graph node that does it.
         value: its parallelism or buffer size in the graph as it is now, -1 for AUTOTUNE.
-        high: the largest value it takes, None for any.
+        high: the largest value it takes, None for any, -1 where tf.data chooses.
         capacity: results it can hold back, None when that is its parallelism or buffer size.
         workers: what can compute at once to begin with; 0 for a prefetch.
+        automatic: the user left the number to AUTOTUNE.
+        unbounded: the user asked for threads of its own, as many as there are calls.
+        each: elements an interleave keeps of each of its datasets.
+        fused: tf.data makes one stage of this map and the batch behind it, whose only number is its workers.
     """
 
     name: str
@@ -54,6 +61,10 @@ class GraphStage:
     high: int | None = None
     capacity: int | None = None
     workers: int = 0
+    automatic: bool = False
+    unbounded: bool = False
+    each: int = 0
+    fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +87,10 @@ def rewrite(dataset: Any, pipeline: str | None, *, live: bool, cpus: int = 2) ->
 
     Args:
         dataset: the user's; it is not changed.
-        pipeline: the key under which `Native` knows it; None inserts nothing and only edits numbers.
-        live: False leaves every number and every stage as the user, or TensorFlow's optimiser, sets it.
-        cpus: the stages left to AUTOTUNE begin with so many workers together, and with 2 each at least.
+        pipeline: the key under which `Native` knows it; None inserts nothing and turns AUTOTUNE into numbers, for
+            want of an operation to set them with.
+        live: False leaves every stage as the user, or TensorFlow's optimiser, sets it.
+        cpus: what AUTOTUNE becomes where it becomes a number: so many workers for all stages together, 2 each at least.
 
     Raises:
         CannotRewrite: see `DatasetGraph`.
@@ -88,7 +100,7 @@ def rewrite(dataset: Any, pipeline: str | None, *, live: bool, cpus: int = 2) ->
 
 class _Edit:
     def __init__(self, graph: DatasetGraph, pipeline: str | None, live: bool, cpus: int) -> None:
-        self.graph, self.pipeline, self.live, self.auto_workers = graph, pipeline, live, cpus
+        self.graph, self.pipeline, self.live, self.cpus = graph, pipeline, live, cpus
         self.options = graph.dataset.options()
         self.notes: list[str] = []
         self.taken: dict[str, int] = {}
@@ -97,7 +109,7 @@ class _Edit:
         if self.live:
             for node in self.graph.nodes():
                 self.make_parallel(node)
-        self.auto_workers = max(2, self.auto_workers // max(1, self.left_to_autotune()))
+        self.auto_workers = max(2, self.cpus // max(1, self.left_to_autotune()))
         stages: list[GraphStage] = []
         for node in self.graph.nodes():
             self.note_inner(node)
@@ -120,38 +132,57 @@ class _Edit:
         value = self.graph.number(node, argument) if kind else None
         if kind is None or value is None:
             return None
+        if kind == "prefetch" and value == 0:  # it passes elements on; with a depth it would have a thread
+            return None
         name = self.unique(self.graph.function_name(node, kind) if kind in ("map", "interleave") else kind)
         high = self.graph.number(node, "cycle_length")
-        automatic = value == AUTOTUNE
-        if self.live and (value < 1 or (high is not None and value > high)):
-            value = self.begin(kind, value, high)
+        automatic, unbounded = value == AUTOTUNE, attr(node, "use_unbounded_threadpool").b
+        if self.live and (begin := self.begin(kind, value, high)) != value:
+            value = begin
             self.graph.set_number(node, argument, value)
         if self.live and kind == "prefetch":
             node.attr["legacy_autotune"].b = False
-        if self.live and attr(node, "use_unbounded_threadpool").b:
+        if self.live and unbounded:
             node.attr["use_unbounded_threadpool"].b = False
-        workers = 0 if kind == "prefetch" else self.auto_workers if automatic and kind != "interleave" else value
-        return GraphStage(name, kind, node.name, value, high, self.capacity(node, high), workers)
+        workers = 0 if kind == "prefetch" else self.auto_workers if automatic else value
+        each = self.buffered_each(node) if kind == "interleave" else 0
+        capacity = self.capacity(node, high)
+        return GraphStage(name, kind, node.name, value, high, capacity, workers, automatic, unbounded, each, self.fuses(node))
 
     def left_to_autotune(self) -> int:
         known = [(node, KNOBS[node.op]) for node in self.graph.nodes() if node.op in KNOBS]
         return sum(kind != "prefetch" and self.graph.number(node, knob) == AUTOTUNE for node, (kind, knob) in known)
 
     def begin(self, kind: Kind, value: int, high: int | None) -> int:
+        """Return with which number a stage begins: the user's, or -1 while tf.data may choose it."""
+        if value != AUTOTUNE:
+            return min(value, high) if high is not None and high > 0 else value
         if kind == "prefetch":
-            return AUTO_BUFFER if value == AUTOTUNE else 1
-        workers = self.auto_workers if kind == "interleave" else 2 * self.auto_workers
+            return AUTO_BUFFER if self.pipeline is None else 1
+        if self.pipeline is not None and self.options.autotune.enabled is not False:
+            return AUTOTUNE
+        workers = self.auto_workers
+        if self.pipeline is not None:  # what tf.data begins with, and stays with where its tuner is switched off
+            workers = AUTO_WORKERS if kind == "interleave" else min(AUTO_WORKERS, self.cpus)
+        elif kind != "interleave":
+            workers = 2 * self.auto_workers
+        if high is not None and high < 0:
+            return AUTOTUNE
         return max(1, min(workers, high) if high is not None else workers)
 
     def capacity(self, node: Any, cycle_length: int | None) -> int | None:
-        if cycle_length is None:
+        if cycle_length is None or cycle_length < 1:
             return None
-        each = self.graph.number(node, "buffer_output_elements") or AUTOTUNE
         ahead = self.graph.number(node, "prefetch_input_elements")
+        each = self.buffered_each(node)
         # What the kernel makes of AUTOTUNE.
-        each = each if each > 0 else 2 * (self.graph.number(node, "block_length") or 1) + 1
         ahead = ahead if ahead is not None and ahead >= 0 else 2 * cycle_length
         return (cycle_length + ahead) * each
+
+    def buffered_each(self, node: Any) -> int:
+        """Return how many elements an interleave keeps of each of its datasets; what the kernel makes of AUTOTUNE."""
+        each = self.graph.number(node, "buffer_output_elements") or AUTOTUNE
+        return each if each > 0 else 2 * (self.graph.number(node, "block_length") or 1) + 1
 
     def unique(self, name: str) -> str:
         self.taken[name] = self.taken.get(name, 0) + 1
@@ -160,13 +191,8 @@ class _Edit:
     def reach(self, node: Any, stage: GraphStage) -> None:
         if self.pipeline is None:
             return
-        behind = node.name
-        if not self.live:
-            # tf.data makes one node of a map and the batch behind it: anything in between would prevent that.
-            readers = self.graph.consumers(node.name)
-            if stage.kind == "map" and len(readers) == 1 and readers[0].op in ("BatchDataset", "BatchDatasetV2"):
-                behind = readers[0].name
-        self.insert_stage(behind, stage.name)
+        # tf.data makes one node of a map and the batch behind it: anything in between would prevent that.
+        self.insert_stage(self.graph.consumers(node.name)[0].name if stage.fused else node.name, stage.name)
         if stage.kind == "interleave":
             self.time_inside(node, stage.name)
 
@@ -206,7 +232,7 @@ class _Edit:
         wish = self.options.experimental_optimization
         if wish.map_parallelization is False or wish.apply_default_optimizations is False:
             return
-        if self.graph.is_internal(node):
+        if self.options.autotune.enabled is False or self.graph.is_internal(node):
             return
         if self.graph.is_stateful(node):
             name = self.graph.function_name(node, "lambda")
@@ -222,21 +248,20 @@ class _Edit:
         node.attr["deterministic"].s = b"true"
 
     def parallel_interleave(self, node: Any) -> None:
+        """Give the reads of `num_parallel_reads` a number to set; one that reads in turn stays, for it costs less."""
         legacy = node.op.startswith("Legacy")
         cycle, block = self.graph.number(node, "cycle_length"), self.graph.number(node, "block_length")
-        order = attr(node, "deterministic").s if legacy else b"true"
+        order = attr(node, "deterministic").s
         ordered = order == b"true" or (order == b"default" and self.options.deterministic is not False)
         # Where a file ends in the middle of a block the two operations go on differently.
-        if cycle is None or cycle < 1 or (legacy and (block != 1 or not ordered)) or self.graph.is_stateful(node):
+        if not legacy or cycle is None or cycle < 1 or block != 1 or not ordered or self.graph.is_stateful(node):
             self.notes.append(
                 f"interleave({self.graph.function_name(node, 'lambda')}) has no number that can be set while it "
                 "runs: interleave(..., num_parallel_calls=tf.data.AUTOTUNE) has"
             )
             return
-        begin = cycle if legacy else AUTOTUNE
-        if legacy:
-            del node.input[-2:]
-        node.input.extend([self.graph.constant(AUTOTUNE), self.graph.constant(AUTOTUNE), self.graph.constant(begin)])
+        del node.input[-2:]
+        node.input.extend([self.graph.constant(AUTOTUNE), self.graph.constant(AUTOTUNE), self.graph.constant(cycle)])
         node.op = "ParallelInterleaveDatasetV4"
         node.attr["deterministic"].s = b"true"
 
@@ -254,29 +279,36 @@ class _Edit:
         wish, end = self.options.experimental_optimization, self.graph.node(self.graph.output)
         while end.op in ("OptionsDataset", STAGE_OP):
             end = self.graph.node(end.input[0])
-        fused = self.options.experimental_optimization.map_and_batch_fusion is not False and self.feeds_from_map(end)
+        fused = self.feeds_from_map(end)
         wanted = self.options.autotune.enabled is not False and wish.inject_prefetch is not False
-        if end.op in KNOBS or (self.pipeline is None and not self.live):
-            return None
-        if (self.live and not wanted and not fused) or (not self.live and (not wanted or fused)):
+        if end.op in KNOBS or not wanted or fused or (self.pipeline is None and not self.live):
             return None
         node = self.end("prefetch", "PrefetchDataset")
-        value = AUTO_BUFFER if self.live else AUTOTUNE
+        value = self.begin("prefetch", AUTOTUNE, None) if self.live else AUTOTUNE
         node.input.append(self.graph.constant(value))
         node.attr["legacy_autotune"].b = False
         node.attr["slack_period"].i = 0
-        stage = GraphStage(self.unique("prefetch"), "prefetch", node.name, value)
+        stage = GraphStage(self.unique("prefetch"), "prefetch", node.name, value, automatic=True)
         if self.pipeline is not None:
             self.insert_stage(node.name, stage.name)
         return stage
 
     def feeds_from_map(self, end: Any) -> bool:
-        if end.op not in ("BatchDataset", "BatchDatasetV2"):
+        if end.op not in BATCHES:
             return False
         source = self.graph.node(end.input[0])
         while source.op == STAGE_OP:
             source = self.graph.node(source.input[0])
-        return source.op == "ParallelMapDatasetV2" or (source.op == "MapDataset" and not self.graph.is_stateful(source))
+        return self.fuses(source)
+
+    def fuses(self, node: Any) -> bool:
+        """Return whether tf.data makes one node of a map and the batch behind it."""
+        wish = self.options.experimental_optimization
+        if wish.map_and_batch_fusion is False or wish.apply_default_optimizations is False or self.pipeline is None:
+            return False
+        is_map = node.op == "ParallelMapDatasetV2" or (node.op == "MapDataset" and not self.graph.is_stateful(node))
+        readers = self.graph.consumers(node.name) if is_map else []
+        return len(readers) == 1 and readers[0].op in BATCHES
 
     def end(self, name: str, op: str) -> Any:
         spec = self.graph.dataset.element_spec

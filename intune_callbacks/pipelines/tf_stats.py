@@ -13,7 +13,7 @@ def knob_of(stage: GraphStage) -> str:
     """Return how the user writes the number of a stage; see `intune_callbacks.Stage`."""
     what = "..." if stage.kind == "batch" else stage.name.split("#")[0]
     code = ".prefetch({})" if stage.kind == "prefetch" else f".{stage.kind}({what}, num_parallel_calls={{}})"
-    return f"{code}  # was tf.data.AUTOTUNE" if stage.value < 0 else code
+    return f"{code}  # was tf.data.AUTOTUNE" if stage.automatic else code
 
 
 class StageCourse:

@@ -2,7 +2,8 @@
 
 The user's dataset is taken apart once and put together again with our operations inside (`tf_rewrite`); the result
 delivers the same elements in the same order, shares the shuffle seeds and caches of the user's, and is iterated in its
-place. Where the operations cannot be compiled, `tf_handover` changes what it can in a slower way.
+place. It begins as the stock one would: a stage computes on TensorFlow's own threads, and what was left to AUTOTUNE is
+moved by tf.data's own tuner, until the first `resize` of that stage. Where the operations cannot be compiled, `tf_handover` changes what it can in a slower way.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ __all__ = ["DatasetPipeline"]
 
 MAX_WORKERS = 256
 MAX_WINDOW = 4096
+UNBOUNDED = 4096
+"""Workers where the user wants as many threads as there are calls."""
+LOOK_AGAIN_S = 0.5
 
 
 class DatasetPipeline:
@@ -56,6 +60,9 @@ class DatasetPipeline:
         self._workers: dict[str, int] = {}
         self._window: dict[str, int] = {}
         self._courses: dict[str, StageCourse] = {}
+        self._pinned: set[str] = set()
+        self._readers: dict[str, int] = {}
+        self._looked_s = 0.0
         self._last_waits = SinkReading()
         try:
             self.why = self._install()
@@ -82,7 +89,7 @@ class DatasetPipeline:
     def stages(self) -> tuple[Stage, ...]:
         if self._handover is not None:
             return self._handover.stages()
-        if not self._live:
+        if len(self._pinned) < len(self._stages) and self._clock.wall() > self._looked_s + LOOK_AGAIN_S:
             self._look()
         return tuple(part for stage in self._stages for part in self._parts(stage))
 
@@ -96,9 +103,8 @@ class DatasetPipeline:
     def resize(self, allocation: Mapping[str, int]) -> Allocation:
         if self._handover is not None:
             return self._handover.resize(allocation)
+        self._look()  # what was idle until now was so with the workers and windows of until now
         wanted = clamp(allocation, self.stages()) if self._live and self._native is not None else {}
-        if wanted:
-            self._look()  # what was idle until now was so with the workers and windows of until now
         for stage in self._stages:
             self._set(stage, wanted)
         return {part.name: part.current for stage in self._stages for part in self._parts(stage)}
@@ -133,11 +139,18 @@ class DatasetPipeline:
         self._native, self._stages = native, rewritten.stages
         for stage in self._stages:
             self._courses[stage.name] = StageCourse()
-            self._window[stage.name] = max(1, stage.value)
-            self._workers[stage.name] = max(1, stage.workers)
-            if self._live and stage.kind in ("map", "batch"):
-                native.set_workers(self._key, stage.name, self._workers[stage.name])
+            self._window[stage.name] = self._workers[stage.name] = max(1, stage.value, stage.workers)
+            if self._live:
+                self._begin(stage, native)
         return "; ".join([self._what_is_live(), *rewritten.notes])
+
+    def _begin(self, stage: GraphStage, native: Native) -> None:
+        if stage.unbounded:
+            native.set_workers(self._key, stage.name, UNBOUNDED)
+        if stage.kind == "prefetch" and stage.automatic:
+            native.follow_depth(self._key, stage.name)
+        if stage.kind == "interleave":
+            native.set_readers(self._key, stage.name, max(0, stage.value), stage.each)
 
     def _what_is_live(self) -> str:
         if not self._live:
@@ -155,47 +168,55 @@ class DatasetPipeline:
         if stage.kind == "prefetch":
             return (Stage(name, "memory", "items", 1, max(MAX_WINDOW, window), window, knob=knob_of(stage)),)
         if stage.kind == "interleave":
-            high = max(workers, min(self._high, stage.high) if stage.high is not None else self._high)
+            most = stage.high if stage.high is not None and stage.high > 0 else self._readers.get(name, workers)
+            high = max(workers, min(self._high, most))
             return (Stage(name, "io", "workers", 1, high, workers, knob=knob_of(stage)),)
+        computes = Stage(name, "cpu", "workers", 1, max(self._high, workers), workers, knob=knob_of(stage))
+        if stage.fused:
+            return (computes,)
         return (
-            Stage(name, "cpu", "workers", 1, max(self._high, workers), workers, knob=knob_of(stage)),
+            computes,
             Stage(f"{name}.window", "memory", "items", 1, max(MAX_WINDOW, window), window, window_of=name),
         )
 
     def _set(self, stage: GraphStage, wanted: Mapping[str, int]) -> None:
         native, name = self._native, stage.name
-        if native is None:
-            return
         is_map = stage.kind in ("map", "batch")
-        workers, window = wanted.get(name), wanted.get(f"{name}.window" if is_map else name)
-        if is_map and workers is not None and workers != self._workers[name]:
-            native.set_workers(self._key, name, workers)
-            self._workers[name] = workers
-        if window is not None and window != self._window[name]:
-            self._window[name] = native.set_window(self._key, name, window)
+        before = (self._workers[name], self._window[name])
+        workers = wanted.get(name, before[0])
+        window = wanted.get(f"{name}.window", before[1]) if is_map and not stage.fused else workers
+        if native is None or (workers, window) == before:
+            return
+        self._pinned.add(name)
+        self._workers[name] = workers
         if stage.kind == "interleave":
-            self._workers[name] = self._window[name]
+            self._workers[name] = native.set_readers(self._key, name, workers, stage.each) or workers
+        elif is_map:
+            native.set_workers(self._key, name, workers)
+        self._window[name] = workers if stage.kind == "interleave" else native.set_window(self._key, name, window)
 
     def _look(self) -> None:
         """Read the counters and take note of them."""
         if self._native is None:
             return
         self._last_waits, readings = self._native.read(self._key)
-        now_s = self._clock.wall()
+        self._looked_s = self._clock.wall()
         for stage in self._stages:
             reading = readings.get(stage.name)
             if reading is None:
                 continue
             capacity = stage.capacity or self._window[stage.name]
-            self._courses[stage.name].read(reading, self._workers[stage.name], capacity, now_s)
-            if not self._live:
+            self._courses[stage.name].read(reading, self._workers[stage.name], capacity, self._looked_s)
+            if stage.name not in self._pinned:
                 self._follow(stage, reading)
 
     def _follow(self, stage: GraphStage, reading: StageReading) -> None:
-        """Take over what tf.data's own tuner has set meanwhile."""
-        if reading.window is not None:
-            self._window[stage.name] = max(1, reading.window)
-            self._workers[stage.name] = self._window[stage.name]
+        """Take over what is in force: what tf.data's own tuner has set meanwhile, or TensorFlow made of the number."""
+        now = reading.readers if self._live and stage.kind == "interleave" else reading.window or 0
+        if now > 0:
+            self._workers[stage.name] = self._window[stage.name] = now
+        if stage.kind == "interleave" and now > 0:
+            self._readers[stage.name] = max(now, self._readers.get(stage.name, 0))
 
 
 def _with_options(rewritten: Rewritten, live: bool) -> tf.data.Dataset:

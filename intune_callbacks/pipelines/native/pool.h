@@ -50,22 +50,31 @@ class Pool;
 
 // The closures that work on one element: the first, and those that were begun inside one of them.
 struct Call {
-  const Pool* const pool;
   double busy_s = 0.0;  // so far; under the pool's lock
 };
 using CallPtr = std::shared_ptr<Call>;
 
+// The call a thread computes for, and whose. There is a `Call` only where it has a second closure.
+struct Current {
+  const Pool* pool = nullptr;
+  CallPtr call;
+};
+
+// To ask for a thread's CPU time is a call of the kernel: too much for each of many short closures.
 class Stopwatch {
  public:
+  explicit Stopwatch(bool with_cpu) : with_cpu_(with_cpu), cpu_s_(with_cpu ? Seconds(CLOCK_THREAD_CPUTIME_ID) : 0.0) {}
+
+  // `cpu_s` is negative where it was not measured.
   void Stop(Tally* tally) const {
-    const double wall_s = Seconds(CLOCK_MONOTONIC) - wall_s_;
     tally->closures = 1;
-    tally->busy_s = wall_s;
-    tally->cpu_s = Seconds(CLOCK_THREAD_CPUTIME_ID) - cpu_s_;
+    tally->busy_s = Seconds(CLOCK_MONOTONIC) - wall_s_;
+    tally->cpu_s = with_cpu_ ? Seconds(CLOCK_THREAD_CPUTIME_ID) - cpu_s_ : -1.0;
   }
 
  private:
-  const double wall_s_ = Seconds(CLOCK_MONOTONIC), cpu_s_ = Seconds(CLOCK_THREAD_CPUTIME_ID);
+  const bool with_cpu_;
+  const double cpu_s_, wall_s_ = Seconds(CLOCK_MONOTONIC);
 };
 
 class Pool : public std::enable_shared_from_this<Pool> {
@@ -78,8 +87,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Runs `fn` on this pool, or on `base` (timed all the same) while the limit is 0. `owner` names the iterator it
   // belongs to. `intra_op` bounds the parallelism inside one operation; negative leaves it as it is.
   void Run(Closure fn, const Runner& base, const void* owner, int intra_op) {
-    CallPtr call = this_call() && this_call()->pool == this ? this_call() : std::make_shared<Call>(Call{this});
-    {
+    CallPtr call;
+    if (Current& now = this_call(); now.pool == this) {
+      if (!now.call) now.call = std::make_shared<Call>();
+      call = now.call;
+    }
+    if (limit_.load(std::memory_order_relaxed) > 0) {
       std::unique_lock<std::mutex> lock(mu_);
       if (limit_ > 0 && (threads_ > 0 || Spawn())) {
         const bool nested = current() == this, hurried = Hurried(owner);
@@ -119,11 +132,13 @@ class Pool : public std::enable_shared_from_this<Pool> {
     ending_.erase(std::remove(ending_.begin(), ending_.end(), owner), ending_.end());
   }
 
-  // Counts what was computed elsewhere as a call of its own.
+  // Counts what was computed elsewhere.
   void Add(const Tally& tally) {
-    Call call{this};
     std::unique_lock<std::mutex> lock(mu_);
-    AddLocked(tally, &call);
+    tally_.closures += tally.closures;
+    tally_.busy_s += tally.busy_s;
+    tally_.busy_s2 += tally.busy_s2;
+    tally_.cpu_s += tally.cpu_s;
   }
 
   Counters Read() {
@@ -146,19 +161,20 @@ class Pool : public std::enable_shared_from_this<Pool> {
   };
   using Duration = std::chrono::milliseconds;
   static constexpr Duration kIdle{2000}, kShortestStall{10};
+  static constexpr double kShort_s = 50e-6;
 
   static Pool*& current() {
     static thread_local Pool* pool = nullptr;
     return pool;
   }
 
-  static CallPtr& this_call() {
-    static thread_local CallPtr call;
-    return call;
+  static Current& this_call() {
+    static thread_local Current current;
+    return current;
   }
 
   // With the limit at 0 what is queued already still has to run.
-  int Limit() const { return limit_ > 0 ? limit_ : drain_; }
+  int Limit() const { return limit_ > 0 ? limit_.load() : drain_; }
 
   bool Hurried(const void* owner) const {
     return std::find(ending_.begin(), ending_.end(), owner) != ending_.end();
@@ -241,7 +257,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
         if (pool->Startable()) pool->Wake();
         lock.unlock();
         Tally tally;
-        Compute(&entry, &tally);
+        pool->Compute(&entry, &tally);
         lock.lock();
         pool->Ended(entry);
         pool->AddLocked(tally, entry.call.get());
@@ -286,9 +302,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
     }
   }
 
-  static void Compute(Entry* entry, Tally* tally) {
-    const Stopwatch watch;
-    this_call() = entry->call;
+  void Compute(Entry* entry, Tally* tally) {
+    const Stopwatch watch(AskForCpu());
+    this_call() = {this, std::move(entry->call)};
     if (entry->intra_op >= 0) {
       tensorflow::ScopedPerThreadMaxParallelism scope(entry->intra_op);
       entry->fn();
@@ -296,44 +312,54 @@ class Pool : public std::enable_shared_from_this<Pool> {
       entry->fn();
     }
     entry->fn = nullptr;  // what it holds may be the last reference to an iterator: not under our lock
-    this_call() = nullptr;
+    entry->call = std::move(this_call().call);
+    this_call().pool = nullptr;
     watch.Stop(tally);
   }
 
   void RunOnBase(Closure fn, CallPtr call) {
-    {
-      std::unique_lock<std::mutex> lock(mu_);
-      ++elsewhere_;
-    }
+    elsewhere_.fetch_add(1, std::memory_order_relaxed);
     Tally tally;
-    const Stopwatch watch;
-    this_call().swap(call);  // this thread may be inside a call of another pool
+    const Stopwatch watch(AskForCpu());
+    Current mine{this, std::move(call)};
+    std::swap(this_call(), mine);  // this thread may be inside a call of another pool
     fn();
     fn = nullptr;
-    this_call().swap(call);
+    std::swap(this_call(), mine);
     watch.Stop(&tally);
+    elsewhere_.fetch_sub(1, std::memory_order_relaxed);
     std::unique_lock<std::mutex> lock(mu_);
-    --elsewhere_;
-    AddLocked(tally, call.get());
+    AddLocked(tally, mine.call.get());
+  }
+
+  bool AskForCpu() {
+    const int every = cpu_every_.load(std::memory_order_relaxed);
+    return every <= 1 || asked_.fetch_add(1, std::memory_order_relaxed) % every == 0;
   }
 
   void AddLocked(const Tally& tally, Call* call) {
+    const double before_s = call == nullptr ? 0.0 : call->busy_s;
     tally_.closures += tally.closures;
     tally_.busy_s += tally.busy_s;
-    tally_.busy_s2 += tally.busy_s * (tally.busy_s + 2.0 * call->busy_s);  // (a + b)^2 - a^2
-    call->busy_s += tally.busy_s;
-    tally_.cpu_s += tally.cpu_s;
+    tally_.busy_s2 += tally.busy_s * (tally.busy_s + 2.0 * before_s);  // (a + b)^2 - a^2
+    if (call != nullptr) call->busy_s += tally.busy_s;
+    mean_s_ += (tally.busy_s - mean_s_) / 16.0;
+    if (tally.cpu_s >= 0.0) mean_cpu_s_ += (tally.cpu_s - mean_cpu_s_) / 16.0;
+    // Where it was not asked for, the closure is taken to be one like the others.
+    tally_.cpu_s += tally.cpu_s >= 0.0 ? tally.cpu_s : std::min(tally.busy_s, mean_cpu_s_);
+    cpu_every_.store(mean_s_ < kShort_s ? 16 : 1, std::memory_order_relaxed);
   }
 
   std::mutex mu_;
   std::deque<Entry> queue_, nested_, hurried_;
   std::vector<Waiter*> idle_;
   std::vector<const void*> ending_;
-  int limit_ = 0, drain_ = 1, threads_ = 0, waking_ = 0, watchers_ = 0;
-  int running_ = 0, hurrying_ = 0, unbound_ = 0, computing_ = 0, elsewhere_ = 0;
+  std::atomic<int> limit_{0}, elsewhere_{0}, cpu_every_{1}, asked_{0};
+  int drain_ = 1, threads_ = 0, waking_ = 0, watchers_ = 0;
+  int running_ = 0, hurrying_ = 0, unbound_ = 0, computing_ = 0;
   int64_t ended_ = 0;
   bool stalled_ = false;
-  double stalled_s_ = 0.0;
+  double stalled_s_ = 0.0, mean_s_ = 1.0, mean_cpu_s_ = 0.0;
   Duration patience_ = kIdle;
   Tally tally_;
 };
@@ -345,6 +371,8 @@ class PoolRunner {
       : lane_(std::make_shared<const Lane>(Lane{std::move(pool), std::move(base), owner, intra_op})) {}
 
   void operator()(Closure fn) const { lane_->pool->Run(std::move(fn), lane_->base, lane_->owner, lane_->intra_op); }
+
+  static bool IsOurs(const Runner& runner) { return runner.target<PoolRunner>() != nullptr; }
 
   // The runner below all of ours, so that a stage without a limit does not compute on another stage's workers.
   static const Runner& Base(const Runner& runner) {

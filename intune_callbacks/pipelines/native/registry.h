@@ -2,6 +2,7 @@
 #ifndef INTUNE_REGISTRY_H_
 #define INTUNE_REGISTRY_H_
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <list>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "gate.h"
 #include "pool.h"
 #include "tensorflow/core/framework/model.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -52,6 +54,9 @@ class Knob {
     return static_cast<int64_t>(state_->value);
   }
 
+  // The most it takes, 0 for any.
+  int64_t High() const { return static_cast<int64_t>(high_); }
+
   int64_t Set(int64_t wanted) const {
     const double value = std::max(1.0, high_ > 0 ? std::min(static_cast<double>(wanted), high_) : wanted);
     tensorflow::mutex_lock lock(*state_->mu);
@@ -85,8 +90,9 @@ inline double Bytes(const std::vector<tensorflow::Tensor>& element) {
 // Mean size of the elements looked at: the first ones and then each 16th.
 class Sampled {
  public:
-  void Look(int64_t number, const std::vector<tensorflow::Tensor>& element) {
-    if (number > 4 && number % 16 != 0) return;
+  static bool Wanted(int64_t number) { return number <= 4 || number % 16 == 0; }
+
+  void Look(const std::vector<tensorflow::Tensor>& element) {
     sum_ += Bytes(element);
     ++count_;
   }
@@ -97,6 +103,33 @@ class Sampled {
   int64_t count_ = 0;
 };
 
+// tf.data's rule for `prefetch(AUTOTUNE)`: once the buffer was full, twice as large each time it is found empty.
+class AutoDepth {
+ public:
+  // `buffered` elements were there when the next one was asked for; the depth wanted from now on.
+  int64_t Asked(int64_t buffered, double item_bytes) {
+    Record(buffered, item_bytes);
+    if (buffered == 0) Record(1, item_bytes);
+    return depth_;
+  }
+
+ private:
+  static constexpr int64_t kDoubledUpTo = 2048;
+  static constexpr double kMostBytes = 1e9;
+
+  void Record(int64_t buffered, double item_bytes) {
+    if (!was_full_) {
+      was_full_ = buffered >= depth_;
+    } else if (buffered == 0 && 2.0 * static_cast<double>(depth_) * item_bytes < kMostBytes) {
+      depth_ += std::min(depth_, kDoubledUpTo);
+      was_full_ = false;
+    }
+  }
+
+  int64_t depth_ = 1;
+  bool was_full_ = false;
+};
+
 class Stage {
  public:
   struct Reading {
@@ -105,6 +138,7 @@ class Stage {
   };
 
   const std::shared_ptr<Pool> pool = std::make_shared<Pool>();
+  Gate gate;
 
   // `node` is the model's node of the iterator below, null without a model. A wanted window holds for new ones too.
   void Attach(const void* iterator, std::shared_ptr<Node> node) {
@@ -115,7 +149,44 @@ class Stage {
       wanted = wanted_;
     }
     const Knob knob = Knob::Find(node.get());
-    if (knob && wanted > 0) knob.Set(wanted);
+    if (knob && readers_ >= 0) {
+      knob.Set(kAll);  // before its threads start: later ones may not come
+      most_ = knob.High();
+    } else if (knob && wanted > 0) {
+      knob.Set(wanted);
+    }
+  }
+
+  // From now on the stage is an interleave whose threads pass the gate. 0: as many as it has. The first `ahead`
+  // elements of each of its datasets may be read before their turn.
+  int64_t SetReaders(int64_t wanted, int64_t ahead) {
+    ahead_ = ahead;
+    const int64_t most = most_;
+    readers_ = most > 0 && wanted >= most ? 0 : std::max<int64_t>(0, wanted);
+    gate.SetLimit(static_cast<int>(readers_));
+    return readers_ > 0 ? readers_.load() : most;
+  }
+
+  int64_t ahead() const { return ahead_.load(std::memory_order_relaxed); }
+
+  // Threads that may read at once, 0 while it is not known how many there are.
+  int64_t Readers() const { return readers_ > 0 ? readers_.load() : most_.load(); }
+
+  // The stage is a prefetch: its depth follows tf.data's rule until it is set.
+  void FollowDepth() { auto_depth_ = true; }
+
+  bool follows_depth() const { return auto_depth_.load(std::memory_order_relaxed); }
+
+  // `node` is about to be asked for an element.
+  void Asked(Node* node) {
+    if (node == nullptr) return;
+    const int64_t buffered = std::max<int64_t>(0, node->buffered_elements());
+    std::unique_lock<std::mutex> lock(mu_);
+    const int64_t depth = depth_.Asked(buffered, bytes_.Mean());
+    if (depth == wanted_) return;
+    wanted_ = depth;
+    lock.unlock();
+    if (const Knob knob = Knob::Find(node)) knob.Set(depth);
   }
 
   void Detach(const void* iterator) {
@@ -133,20 +204,20 @@ class Stage {
   }
 
   void Passed(const std::vector<tensorflow::Tensor>& element) {
+    const int64_t number = passed_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (!Sampled::Wanted(number)) return;
     std::unique_lock<std::mutex> lock(mu_);
-    bytes_.Look(++passed_, element);
+    bytes_.Look(element);
   }
 
-  void Skipped(int64_t count) {
-    std::unique_lock<std::mutex> lock(mu_);
-    passed_ += count;
-  }
+  void Skipped(int64_t count) { passed_ += count; }
 
   // Remembers the window and sets it on all iterators alive; the value in force, -1 if there is nothing to set.
   int64_t SetWindow(int64_t wanted) {
     {
       std::unique_lock<std::mutex> lock(mu_);
       wanted_ = std::max<int64_t>(1, wanted);
+      auto_depth_ = false;
     }
     return Reassert();
   }
@@ -188,15 +259,20 @@ class Stage {
     int64_t window = -1;
     for (const Live& one : live) {
       const Knob knob = Knob::Find(one.node.get());
-      if (knob) window = wanted > 0 ? knob.Set(wanted) : knob.Get();
+      if (knob) window = readers_ >= 0 ? knob.Set(kAll) : wanted > 0 ? knob.Set(wanted) : knob.Get();
     }
     return window;
   }
 
+  static constexpr int64_t kAll = int64_t{1} << 30;
+
   std::mutex mu_;
   std::list<Live> live_;
   Sampled bytes_;
-  int64_t wanted_ = 0, passed_ = 0, dropped_ = 0, items_ = 0, past_node_items_ = 0, past_node_ns_ = 0;
+  AutoDepth depth_;
+  std::atomic<bool> auto_depth_{false};
+  std::atomic<int64_t> readers_{-1}, most_{0}, ahead_{0}, passed_{0};
+  int64_t wanted_ = 0, dropped_ = 0, items_ = 0, past_node_items_ = 0, past_node_ns_ = 0;
 };
 
 class Sink {
@@ -216,7 +292,7 @@ class Sink {
     std::unique_lock<std::mutex> lock(mu_);
     reading_.wait_s += wait_s;
     reading_.gap_s += gap_s;
-    if (element != nullptr) bytes_.Look(++reading_.delivered, *element);
+    if (element != nullptr && Sampled::Wanted(++reading_.delivered)) bytes_.Look(*element);
   }
 
   Reading Read() {

@@ -7,6 +7,7 @@
 // of the same pipeline without them can be exchanged.
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +44,39 @@ REGISTER_OP("IntuneSink")
     .Attr("output_types: list(type) >= 1")
     .Attr("output_shapes: list(shape) >= 1")
     .SetShapeFn(shape_inference::ScalarShape);
+
+// What a thread of an interleave reads: told to the pool's counters now and then, and at once when it took long.
+class ReaderClock {
+ public:
+  static ReaderClock& Mine(const Pool* pool) {
+    static thread_local ReaderClock clock;
+    if (clock.pool_ != pool) clock = ReaderClock(pool);
+    return clock;
+  }
+
+  void Add(Pool* pool, double busy_s) {
+    ++read_.closures;
+    read_.busy_s += busy_s;
+    read_.busy_s2 += busy_s * busy_s;
+    if (busy_s < kLong_s && read_.closures < kMost) return;
+    // What the interleave itself did in between is a little, and is never more than was read.
+    const double cpu_s = Seconds(CLOCK_THREAD_CPUTIME_ID);
+    read_.cpu_s = std::min(cpu_s - cpu_s_, read_.busy_s);
+    cpu_s_ = cpu_s;
+    pool->Add(read_);
+    read_ = Tally();
+  }
+
+ private:
+  static constexpr double kLong_s = 50e-6;
+  static constexpr int64_t kMost = 32;
+
+  explicit ReaderClock(const Pool* pool = nullptr) : pool_(pool), cpu_s_(Seconds(CLOCK_THREAD_CPUTIME_ID)) {}
+
+  const Pool* pool_;
+  double cpu_s_;
+  Tally read_;
+};
 
 // A dataset that is its input in all but how its iterators behave.
 class PassThrough : public DatasetBase {
@@ -147,20 +181,10 @@ class StageDataset : public PassThrough {
     }
 
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {
-      IteratorContext mine(*ctx);
-      Equip(&mine);
-      if (stage_ && dataset()->inside_) {
-        const Stopwatch watch;
-        const absl::Status status = input_->GetNext(&mine, element, end);
-        Tally tally;
-        watch.Stop(&tally);
-        stage_->pool->Add(tally);
-        TF_RETURN_IF_ERROR(status);
-      } else {
-        TF_RETURN_IF_ERROR(input_->GetNext(&mine, element, end));
-        if (stage_ && !*end) stage_->Passed(*element);
-      }
-      ctx->MergeCheckpoint(mine.checkpoint());
+      if (stage_ && dataset()->inside_) return Read(ctx, element, end);
+      if (stage_ && model_node() != nullptr && stage_->follows_depth()) stage_->Asked(InputNode().get());
+      TF_RETURN_IF_ERROR(Equipped(ctx, element, end));
+      if (stage_ && !*end) stage_->Passed(*element);
       return absl::OkStatus();
     }
 
@@ -183,6 +207,52 @@ class StageDataset : public PassThrough {
     }
 
    private:
+    // A stage takes its runner from the first context it sees, for the threads it starts then; other datasets, behind
+    // which there is an operation without a name, from each. To copy a context costs as much as a small function.
+    absl::Status Equipped(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) {
+      const bool first_only = stage_ && !dataset()->inside_;
+      if (first_only ? equipped_.load(std::memory_order_acquire) : !PoolRunner::IsOurs(*ctx->runner())) {
+        return input_->GetNext(ctx, element, end);
+      }
+      if (!first_only && !ctx->symbolic_checkpoint()) {
+        std::call_once(once_, [this, ctx] {
+          kept_ = std::make_unique<IteratorContext>(*ctx);
+          Equip(kept_.get());
+        });
+        return input_->GetNext(kept_.get(), element, end);
+      }
+      IteratorContext mine(*ctx);
+      Equip(&mine);
+      TF_RETURN_IF_ERROR(input_->GetNext(&mine, element, end));
+      ctx->MergeCheckpoint(mine.checkpoint());
+      equipped_.store(true, std::memory_order_release);
+      return absl::OkStatus();
+    }
+
+    // One element of a dataset inside an interleave, by one of its threads. Those that open files ahead are not counted
+    // by the interleave's own number either: they read the first few elements, which tf.data's model leaves aside.
+    absl::Status Read(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) {
+      Gate& gate = stage_->gate;
+      bool place = false;
+      const bool is_ahead = read_ < stage_->ahead() && model_node() != nullptr && !model_node()->autotune();
+      ++read_;
+      if (gate.limit() > 0 && !is_ahead) {
+        place = gate.Try();
+        if (!place) {
+          RecordStop(ctx);
+          place = gate.Enter(ctx->cancellation_manager());
+          RecordStart(ctx);
+        }
+      }
+      ReaderClock& clock = ReaderClock::Mine(stage_->pool.get());
+      const double began_s = Seconds(CLOCK_MONOTONIC);
+      const absl::Status status = Equipped(ctx, element, end);
+      const double busy_s = Seconds(CLOCK_MONOTONIC) - began_s;
+      if (place) gate.Leave();
+      clock.Add(stage_->pool.get(), busy_s);
+      return status;
+    }
+
     // Gives the context of the input this stage's runner in place of the one that came from downstream.
     void Equip(IteratorContext* mine) const {
       Runner base = PoolRunner::Base(*mine->runner());
@@ -208,6 +278,10 @@ class StageDataset : public PassThrough {
     }
 
     std::shared_ptr<Stage> stage_;
+    std::atomic<bool> equipped_{false};
+    int64_t read_ = 0;  // of a dataset inside an interleave, which one thread at a time reads
+    std::once_flag once_;
+    std::unique_ptr<IteratorContext> kept_;
   };
 
   const std::string pipeline_, stage_;
@@ -308,6 +382,15 @@ void intune_set_workers(const char* pipeline, const char* stage, int32_t workers
   intune::Registry::Get().Find(pipeline)->Find(stage)->pool->SetLimit(workers);
 }
 
+// The threads of an interleave that read at once, 0 for all; what is in force, 0 while that is not known.
+int64_t intune_set_readers(const char* pipeline, const char* stage, int64_t readers, int64_t ahead) {
+  return intune::Registry::Get().Find(pipeline)->Find(stage)->SetReaders(readers, ahead);
+}
+
+void intune_follow_depth(const char* pipeline, const char* stage) {
+  intune::Registry::Get().Find(pipeline)->Find(stage)->FollowDepth();
+}
+
 int64_t intune_set_window(const char* pipeline, const char* stage, int64_t window) {
   return intune::Registry::Get().Find(pipeline)->Find(stage)->SetWindow(window);
 }
@@ -324,7 +407,7 @@ int64_t intune_stages(const char* pipeline, char* names, int64_t size) {
   return needed;
 }
 
-// Fills 13 values in the order of `StageReading`; 0 if there is no such stage.
+// Fills 14 values in the order of `StageReading`; 0 if there is no such stage.
 int32_t intune_read_stage(const char* pipeline, const char* stage, double* out) {
   const auto known = intune::Registry::Get().Known(pipeline);
   if (!known) return 0;
@@ -340,7 +423,7 @@ int32_t intune_read_stage(const char* pipeline, const char* stage, double* out) 
   const double values[] = {double(r.items), pool.tally.busy_s, pool.tally.busy_s2, pool.tally.cpu_s,
                            double(pool.tally.closures), double(r.queued), double(r.window), double(pool.limit),
                            double(pool.running), r.item_bytes, double(r.node_items), r.node_busy_s,
-                           double(pool.waiting)};
+                           double(pool.waiting + found->gate.waiting()), double(found->Readers())};
   std::memcpy(out, values, sizeof values);
   return 1;
 }
