@@ -147,7 +147,9 @@ class _Edit:
         workers = 0 if kind == "prefetch" else self.auto_workers if automatic else value
         each = self.buffered_each(node) if kind == "interleave" else 0
         capacity = self.capacity(node, high)
-        return GraphStage(name, kind, node.name, value, high, capacity, workers, automatic, unbounded, each, self.fuses(node))
+        return GraphStage(
+            name, kind, node.name, value, high, capacity, workers, automatic, unbounded, each, self.fuses(node)
+        )
 
     def left_to_autotune(self) -> int:
         known = [(node, KNOBS[node.op]) for node in self.graph.nodes() if node.op in KNOBS]
