@@ -106,6 +106,7 @@ class Net:
         # What was left last: the windows since are compared with it, for the machine may have been slow meanwhile.
         self._suspect: _Trial | None = None
         self._since: list[float] = []
+        self._again: tuple[Allocation, str] | None = None
 
     @property
     def best(self) -> Allocation:
@@ -124,7 +125,7 @@ class Net:
     def forget(self) -> None:
         """The machine or the pipeline is another one: what was measured no longer counts."""
         self._trials = {}
-        self._now = self._best = self._start = self._suspect = None
+        self._now = self._best = self._start = self._suspect = self._again = None
         self._low = 0
         self.permit.forget()
 
@@ -193,6 +194,14 @@ class Net:
         why = f"back to the best allocation measured: this one gave {percent(ratio)} of its throughput"
         return Return(dict(best.allocation), dict(now.allocation), ratio, why)
 
+    def again(self) -> tuple[Allocation, str] | None:
+        """Return what to try once more after a failure, and why; None where there is nothing.
+
+        The same where the machine was slow meanwhile, else half as far: policies overshoot more often than they err.
+        """
+        again, self._again = self._again, None
+        return again if self._now is self._best else None
+
     @property
     def is_trying(self) -> bool:
         """True while the present allocation is not the best measured."""
@@ -245,15 +254,17 @@ class Net:
                 self.permit.forget()
 
     def _acquit(self, now: _Trial) -> None:
-        """See whether what was left last was slow only because the machine was: then the best is as slow as it."""
+        """See whether what was left last was slow only because the machine was: then the best is as slow as it now."""
         suspect = self._suspect
         if suspect is None or now is not self._best or len(self._since) < ENOUGH:
             return
         self._suspect = None
-        since = median(self._since)
-        if since > median(suspect.logs) - LEAST_MARGIN:
+        if median(self._since) > median(suspect.logs) - LEAST_MARGIN:
             self.permit.acquitted(suspect.allocation)
             suspect.logs.clear()
+            self._again = suspect.allocation, "tried again: the machine was slow meanwhile"
+        elif half := self.permit.half_way(suspect.allocation, now.allocation):
+            self._again = half, "half as far as what failed"
 
     def _charge(self, totals: StepTotals) -> None:
         """Add what the batches since the last window took longer than under the best allocation."""

@@ -60,6 +60,11 @@ class Permit:
                 half = math.isqrt(max(1, best[name]) * value)
                 self._highest[name] = half if self._fails[name] < MOST_FAILS else best[name]
 
+    def half_way(self, allocation: Allocation, best: Allocation) -> Allocation:
+        """Return what may still be tried of what `allocation` raised; empty where it failed too often."""
+        highest = {name: self._highest.get(name, value) for name, value in allocation.items()}
+        return {name: min(value, highest[name]) for name, value in allocation.items() if highest[name] > best[name]}
+
     def acquitted(self, allocation: Allocation) -> None:
         """Take a failure back: the machine was slow, not the allocation."""
         for name in allocation:

@@ -18,7 +18,7 @@ from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.monitor.window import Window
 from intune_callbacks.net import Net, Return
 from intune_callbacks.pipelines.base import clamp
-from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Resources, Stage
+from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Proposal, Resources, Stage
 
 __all__ = ["Tuner"]
 
@@ -262,6 +262,8 @@ class Tuner:
             return Decision(observation, before, before, reason=f"only measuring: {short}")
         else:
             proposal = self.policy.decide(observation)
+            if (again := self._net.again()) is not None:
+                proposal = Proposal(*again)
             reason, settled = proposal.reason, proposal.settled
             wanted = clamp(proposal.allocation, observation.stages)
             proposed = _changes(wanted, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from intune_callbacks.config import TunerConfig
@@ -10,6 +11,8 @@ from intune_callbacks.monitor.wait import StepTotals
 __all__ = ["Pace"]
 
 SETTLE_BATCHES, SETTLE_S = 10, 0.3
+SHORT_EPOCH = 5.0
+"""Epochs of up to so many windows are measured whole: the first batches of an epoch are unlike the later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,17 @@ class Pace:
         steps = totals.steps - self._steps
         active_s = totals.wait_s + totals.model_s - self._active_s
         regular = steps >= gate.steps and active_s >= gate.active_s
+        if regular and self.is_measuring and totals.epochs > 1 and totals.epoch_batches > 0:
+            regular = self._is_whole(steps, active_s, totals.epoch_batches)
         return regular or (steps >= gate.slow_steps and active_s >= gate.slow_s)
+
+    def _is_whole(self, steps: int, active_s: float, epoch_batches: int) -> bool:
+        """Return whether `steps` are as many as those of whole epochs, where epochs are short."""
+        batch_s, gate = active_s / steps, self._gate
+        if epoch_batches * batch_s > SHORT_EPOCH * max(self._decision.active_s, SETTLE_S):
+            return True
+        needed = max(gate.steps, gate.active_s / batch_s if batch_s > 0.0 else 0.0)
+        return steps >= epoch_batches * math.ceil(needed / epoch_batches)
 
     def measure(self, totals: StepTotals, is_trial: bool = False) -> None:
         """Begin a window, half as long for a trial."""
