@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from intune_callbacks.agent.view import Bools, Floats, View
-from intune_callbacks.sim.flow import flow, memory
+from intune_callbacks.agent.view import Bools, Floats, Ints, View
+from intune_callbacks.sim.flow import Flow, flow, memory
 from intune_callbacks.sim.machines import BUFFER, SLOTS, Machines, log_uniform
 
 __all__ = ["MOST_WINDOW", "Env", "even_split"]
@@ -101,6 +101,17 @@ class Env:
             self.view, _ = self._measure(lost)
         return self.view
 
+    def delivered(self, workers: Floats, windows: Floats, buffer: Floats, rows: Ints | None = None) -> Flow:
+        """Return what K allocations give now; noise and the cost of a change are left out.
+
+        Args:
+            workers, windows: [N, K, stages].
+            buffer: [N, K].
+            rows: the machines meant, all by default.
+        """
+        every = np.arange(len(self)) if rows is None else rows
+        return flow(self.machines.take(every), self.work_s[every], workers, windows, buffer, self.cpus[every])
+
     def _restart(self, out: Bools) -> None:
         self.down[out] = DOWN
         self.ran_out[out] += 1
@@ -126,7 +137,7 @@ class Env:
 
     def _measure(self, lost: Floats) -> tuple[View, Floats]:
         m, rng, shape = self.machines, self._rng, self.machines.mask.shape
-        now = flow(m, self.work_s, self.workers[:, None], self.windows[:, None], self.buffer[:, None], self.cpus)
+        now = self.delivered(self.workers[:, None], self.windows[:, None], self.buffer[:, None])
         rate, supply, service_s, batch_s = (a[:, 0] for a in (now.rate, now.supply, now.service_s, now.batch_s))
         delivered_full = np.clip(1.0 / (1.0 + (m.demand / np.maximum(supply, 1e-12)) ** 6.0), 0.05, 1.0)
         # A window is full when the stage behind it is slower than all before it.

@@ -14,8 +14,8 @@ from intune_callbacks.agent.phases import Moved, ShellConfig, Values
 from intune_callbacks.agent.reward import utility
 from intune_callbacks.agent.shell import Shell
 from intune_callbacks.agent.view import Bools, Floats
-from intune_callbacks.sim.env import Env
-from intune_callbacks.sim.flow import flow, memory
+from intune_callbacks.sim.flow import memory
+from intune_callbacks.sim.hostile import HostileEnv, draw
 from intune_callbacks.sim.machines import BUFFER, SLOTS, Machines, sample
 
 __all__ = ["Lessons", "LessonsConfig"]
@@ -39,6 +39,9 @@ class LessonsConfig:
         best_share: share of the reward paid for a new best instead of for the change.
         fresh_share: machines that begin their burst from a random allocation, without jumps.
         resized_share: machines resized once under way.
+        hostile_share: machines that stand against a tuner, see `hostile`.
+        harm: share of what an allocation gives less than the best one so far, the start included, that is charged in
+            every decision.
     """
 
     machines: int = 256
@@ -50,6 +53,8 @@ class LessonsConfig:
     best_share: float = 0.0
     fresh_share: float = 0.25
     resized_share: float = 0.3
+    hostile_share: float = 0.25
+    harm: float = 0.25
 
 
 class Lessons:
@@ -82,14 +87,16 @@ class Lessons:
         factor = np.where(resized, rng.choice([0.5, 2.0, 4.0], c.machines), 1.0)
         factor = np.where(machines.cpus * factor < 2.0 * machines.stages, 1.0, factor)
         when = int(rng.integers(15, c.decisions - 15))
-        self.env = Env(machines, rng, {when: factor}, mixed=True)
+        hostile = draw(machines, rng, c.hostile_share)
+        self.env = HostileEnv(machines, rng, {when: factor}, hostile=hostile, mixed=True)
         # Lessons are long bursts: when to stop, or to jump in their middle, is the shell's business, not the network's.
         jumps = tuple(sorted(rng.choice([2, 3, 4, 5, 6], int(rng.integers(1, 4)), replace=False).tolist()))
         config = ShellConfig(jumps=jumps, burst=10**6, patience=10**6, gate=-np.inf, review=10**7)
         self.shell = Shell(self.values, config, rng=rng, quanta=1)
         self._fresh = rng.random(c.machines) < c.fresh_share
         self._past: deque[tuple[Moved, Floats, Bools, Floats]] = deque()
-        self._worth, self._best = self._utility(self.env.steady_rate), np.full(c.machines, -np.inf)
+        self._worth = self._utility(self.env.steady_rate)
+        self._best = self._worth
         self._left = c.decisions
 
     def _utility(self, rate: Floats) -> Floats:
@@ -107,7 +114,7 @@ class Lessons:
         gains = self._gains() if moved is not None else np.zeros(0)
         cpus = env.cpus
         env.step(value, window)
-        reward, usable = self._reward((env.cpus == cpus) & env.view.alive)
+        reward, usable = self._reward((env.cpus == cpus) & env.view.alive & ~env.shaken)
         if moved is None:
             self._past.clear()
         else:
@@ -138,7 +145,7 @@ class Lessons:
         ratio = env.windows[rows] / np.maximum(env.workers[rows], 1.0)
         windows, buffer = workers * ratio[:, None], np.maximum(env.buffer[rows][:, None] + step[None, :, BUFFER], 1.0)
         cpus = env.cpus[rows]
-        rate = flow(m, env.work_s[rows], workers, windows, buffer, cpus).rate
+        rate = env.delivered(workers, windows, buffer, rows).rate
         used = np.where(m.mask[:, None], workers * m.share[:, None], 0.0).sum(-1) / cpus[:, None]
         full = memory(m, env.base[rows], workers, windows, buffer, 0.7)
         worth = utility(rate, full, used).reshape(len(rows), SLOTS, 5)
@@ -157,7 +164,8 @@ class Lessons:
         self._best = np.maximum(self._best, steady)
         self._worth = steady
         share = self.config.best_share
-        reward = SCALE * ((1.0 - share) * change + share * record)
+        harm = np.clip(self._best - steady, 0.0, WORST)
+        reward = SCALE * ((1.0 - share) * change + share * record - self.config.harm * harm)
         out = ~self.env.view.alive
         return np.where(out, -SCALE, reward), usable | out
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from intune_callbacks.agent.view import Floats, View
 from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.pipelines.base import clamp
-from intune_callbacks.sim.env import Env
+from intune_callbacks.sim.hostile import EPOCH, KINDS, HostileEnv, draw
 from intune_callbacks.sim.machines import Machines
 from intune_callbacks.sim.observe import MEMORY_BYTES, arrays, name_of, resources, stages, workers_in
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Resources, Stage, StageStats
@@ -30,15 +30,30 @@ class SimPipeline:
         machine: a single machine.
         seed: of drift and noise.
         sizes: second -> factor on the machine's first number of CPUs.
+        hostile: what stands against a tuner, some of `hostile.KINDS`. With ``seams`` each epoch of `hostile.EPOCH`
+            batches begins with the start of the workers, one after another, before its first batch.
 
     Raises:
-        ValueError: when there is not exactly one machine.
+        ValueError: when there is not exactly one machine, or no such kind.
     """
 
-    def __init__(self, machine: Machines, seed: int = 0, sizes: Mapping[int, float] | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machines,
+        seed: int = 0,
+        sizes: Mapping[int, float] | None = None,
+        *,
+        hostile: Collection[str] = (),
+    ) -> None:
         if len(machine) != 1:
             raise ValueError(f"{len(machine)} machines given, expected 1: use machines.take(slice(i, i + 1))")
-        self._env = Env(machine, np.random.default_rng(seed), sizes)
+        if unknown := set(hostile) - set(KINDS):
+            raise ValueError(f"hostile={sorted(unknown)}: expected some of {', '.join(KINDS)}")
+        against = draw(machine, np.random.default_rng([seed, 1]), kinds=hostile)
+        self.seam_s = float(against.seam_s[0])
+        """Seconds each worker takes to start, at the beginning of every epoch."""
+        rng, against = np.random.default_rng(seed), replace(against, seam_s=np.zeros(1))
+        self._env = HostileEnv(machine, rng, sizes, hostile=against)
         self._now_s, self._next_s = 0.0, DECISION_S
         self._totals = StepTotals()
         self._slots = {name_of(slot): slot for slot in workers_in(self._view, 0)}
@@ -47,8 +62,9 @@ class SimPipeline:
 
     @property
     def rate(self) -> float:
-        """Batches per second the present allocation gives in the long run, free of noise."""
-        return float(self._env.steady_rate[0])
+        """Batches per second the present allocation gives in the long run, starts of epochs included, free of noise."""
+        rate = float(self._env.steady_rate[0])
+        return 1.0 / (1.0 / max(rate, 1e-12) + self._startup_s / EPOCH)
 
     def step(self) -> StepTotals:
         """Fetch and train one batch, and return the totals of the training loop.
@@ -57,6 +73,8 @@ class SimPipeline:
             MemoryError: when the machine ran out of memory.
         """
         left, begin_s = 1.0, self._now_s
+        if self._totals.steps % EPOCH == 0:
+            self._now_s += self._startup_s
         while self._now_s + left / self._rate > self._next_s:
             left -= (self._next_s - self._now_s) * self._rate
             self._now_s = self._next_s
@@ -72,7 +90,10 @@ class SimPipeline:
         return self._totals
 
     def stages(self) -> tuple[Stage, ...]:
-        return stages(self._view, 0)
+        found = stages(self._view, 0)
+        if not self.seam_s:
+            return found
+        return tuple(replace(stage, startup_s=self.seam_s) if stage.unit == "workers" else stage for stage in found)
 
     def stats(self) -> PipelineStats:
         return PipelineStats(self._now_s, self._totals.steps, {n: self._reading(n) for n in self._slots})
@@ -90,6 +111,10 @@ class SimPipeline:
     def read(self) -> Resources:
         """Return what the machine has: this is its own probe."""
         return resources(self._view, 0)
+
+    @property
+    def _startup_s(self) -> float:
+        return self.seam_s * sum(stage.current for stage in self.stages() if stage.unit == "workers")
 
     @property
     def _view(self) -> View:

@@ -44,6 +44,8 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "lessons.best_share": (0.0, 1.0),
     "lessons.fresh_share": (0.0, 1.0),
     "lessons.resized_share": (0.0, 1.0),
+    "lessons.hostile_share": (0.0, 1.0),
+    "lessons.harm": (0.0, 1.0),
 }
 OF_THE_EVALUATION = ("eval_static", "eval_resize", "eval_seed")
 

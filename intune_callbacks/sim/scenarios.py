@@ -10,9 +10,10 @@ import numpy as np
 
 from intune_callbacks.agent.view import Bools, Floats, View
 from intune_callbacks.sim.env import Env
+from intune_callbacks.sim.hostile import HostileEnv, draw
 from intune_callbacks.sim.machines import Machines, sample
 
-__all__ = ["SCENARIOS", "Controller", "Run", "Scenario", "first_reach", "make", "play"]
+__all__ = ["SCENARIOS", "Controller", "Run", "Scenario", "environment", "first_reach", "make", "play"]
 
 
 class Controller(Protocol):
@@ -31,17 +32,20 @@ class Scenario:
         sizes: decision -> factor on the first number of CPUs.
         cpus: CPUs at the start; None draws them.
         every: decisions between two searches of the oracle.
+        hostile: the machines stand against a tuner; the oracle knows nothing of it, and is out of reach.
     """
 
     decisions: int
     sizes: Mapping[int, float] = field(default_factory=dict)
     cpus: int | None = None
     every: int = 30
+    hostile: bool = False
 
 
 SCENARIOS = {
     "static": Scenario(300),
     "resize": Scenario(600, {121: 2.0, 241: 4.0, 361: 2.0, 481: 1.0}, cpus=32, every=40),
+    "hostile": Scenario(300, hostile=True),
 }
 
 
@@ -73,6 +77,14 @@ def make(name: str, count: int, seed: int) -> Machines:
     return replace(machines, worker_memory=machines.worker_memory * scale, item_memory=machines.item_memory * scale)
 
 
+def environment(machines: Machines, name: str, seed: int) -> Env:
+    """Return the machines of a scenario as they begin to run; arguments as for `play`."""
+    of, rng = SCENARIOS[name], np.random.default_rng(seed)
+    if not of.hostile:
+        return Env(machines, rng, of.sizes)
+    return HostileEnv(machines, rng, of.sizes, hostile=draw(machines, np.random.default_rng([seed, 1])))
+
+
 def play(controller: Controller, machines: Machines, name: str, seed: int) -> Run:
     """Run a controller through a scenario.
 
@@ -83,7 +95,7 @@ def play(controller: Controller, machines: Machines, name: str, seed: int) -> Ru
         seed: of the environment; the oracle's `trace` needs the same.
     """
     scenario = SCENARIOS[name]
-    env = Env(machines, np.random.default_rng(seed), scenario.sizes)
+    env = environment(machines, name, seed)
     shape = (scenario.decisions, len(machines))
     rate, steady, used, moved = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
     for t in range(scenario.decisions):
