@@ -123,7 +123,9 @@ def epochs(name: str, workers: int, kind: str | None, plan: list) -> tuple[list,
 
 plans = st.lists(
     st.tuples(
-        st.tuples(st.integers(0, 2), st.integers(1, 16)), st.sampled_from([0, 0, 1, 2, 3]), st.sampled_from([1, 2, 4, 7])
+        st.tuples(st.integers(0, 2), st.integers(1, 16)),
+        st.sampled_from([0, 0, 1, 2, 3]),
+        st.sampled_from([1, 2, 4, 7]),
     ),
     max_size=6,
 )
