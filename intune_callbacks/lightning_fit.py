@@ -24,6 +24,9 @@ __all__ = ["Fit"]
 
 log = logging.getLogger(__name__)
 
+# Steps shorter than this share one look at the counters.
+LOOK_EVERY_S = 0.01
+
 
 class Fit(TunedFit):
     """From `setup` to `teardown` of one fit; never built when the mode is ``off``.
@@ -37,6 +40,8 @@ class Fit(TunedFit):
         super().__init__(settings, trainer.global_rank, int(getattr(trainer, "world_size", 1)))
         self.trainer, config = trainer, settings.config
         self.timer = StepTimer(Clock())
+        self._now = Clock().wall
+        self._next_look_s, self._unseen, self._batch_samples = 0.0, 0, 0
         self.cuda: CudaWait | None = None
         self.loaders = TrainLoaders(
             trainer.fit_loop,
@@ -88,9 +93,17 @@ class Fit(TunedFit):
         """Give the tuner its turn: the step is over, the next batch not asked for yet."""
         if self.tuner is None or self.frozen is not None or self._no_wait is not None:
             return
+        self._batch_samples = samples_in(batch)
+        self._unseen += self._batch_samples
+        now_s = self._now()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s)
+            self._look()
+
+    def _look(self) -> None:
         exposed_wait_s = None if self.cuda is None else self.cuda.read()
-        samples = samples_in(batch)
-        decision = self.turn(self.timer.read(), samples, samples, exposed_wait_s)
+        samples, self._unseen = self._unseen, 0
+        decision = self.turn(self.timer.read(), samples, self._batch_samples, exposed_wait_s)
         if decision is not None:
             if decision.applied:
                 log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
@@ -105,6 +118,8 @@ class Fit(TunedFit):
     def pause(self) -> None:
         """What follows, up to the next fetch, is neither data wait nor the model's time."""
         if self.tuner is not None:
+            if self._unseen and self.frozen is None:
+                self._look()
             self.timer.pause()
 
     def end(self) -> None:

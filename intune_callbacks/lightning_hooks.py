@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -78,7 +79,7 @@ class TrainLoaders:
         self._source: Any = None
         self._found: dict[int, tuple[Any, Found]] = {}  # by id(); the loader is kept so that its id stays its own
         self._loaders: list[Any] = []
-        self._ours: list[Any] = []
+        self._ours: list[Callable[[], Any]] = []  # weak: an old epoch's workers end when Lightning lets it go
         self._unreachable: str | None = None
 
     def attach(self, requested: Callable[[Any], None]) -> None:
@@ -120,7 +121,7 @@ class TrainLoaders:
         if not isinstance(iterators, list) or not isinstance(loaders, list) or len(iterators) != len(loaders):
             self._unreachable = "the running iterators of this version of Lightning's fit_loop cannot be reached"
             return False
-        if len(self._ours) == len(iterators) and all(a is b for a, b in zip(self._ours, iterators, strict=True)):
+        if len(self._ours) == len(iterators) and all(a() is b for a, b in zip(self._ours, iterators, strict=True)):
             return False
         self._unreachable = None
         changed = not _same(loaders, self._loaders)
@@ -130,7 +131,7 @@ class TrainLoaders:
             pipeline = self._of(loader).pipeline
             if pipeline is not None:
                 iterators[place] = pipeline.adopt(iterator)
-        self._ours = list(iterators)
+        self._ours = [_weak(iterator) for iterator in iterators]
         return changed
 
     def pipeline(self) -> Combined:
@@ -190,6 +191,13 @@ def leaves(loaders: Any) -> Iterator[Any]:
         yield from loaders.flattened
     else:
         yield loaders
+
+
+def _weak(iterator: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(iterator)
+    except TypeError:  # some built-in iterators
+        return lambda: iterator
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:

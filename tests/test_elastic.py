@@ -26,13 +26,14 @@ plans = st.fixed_dictionaries(
     {
         "items": st.integers(0, 120),
         "workers": st.integers(1, 5),
+        "zero": st.booleans(),
         "window": st.integers(1, 9),
         "bad_item": st.none() | st.integers(0, 119),
         "bad_source": st.none() | st.integers(0, 119),
         "stop_after": st.none() | st.integers(1, 119),
         "feed": st.booleans(),
         "ordered": st.booleans(),
-        "resizes": st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), max_size=12),
+        "resizes": st.lists(st.tuples(st.integers(0, 6), st.integers(1, 12)), max_size=12),
     }
 )
 
@@ -83,13 +84,17 @@ def deliver(stage: ElasticMap, plan: dict) -> list:
         except (Boom, KeyError) as error:
             got.append(type(error).__name__)
         if len(got) % 7 == 0:
-            stage.resize(1 + len(got) % 4)
+            stage.resize(len(got) % 5)
     return got
 
 
 def run(plan: dict, pool: ProcessPool | None) -> None:
     """Deliver while another thread resizes, and compare with what must come."""
     settings_ = {key: plan[key] for key in ("workers", "window", "feed", "ordered")}
+    if plan["zero"] and plan["feed"]:
+        # Computed by the consumer while there are no workers.
+        settings_["inline"] = work
+        settings_["hold_at"] = plan["items"]
     stage = ElasticMap(source_of(plan), work, pool=pool, **settings_)
     done = threading.Event()
 
@@ -260,6 +265,112 @@ def test_a_killed_child_is_replaced() -> None:
     assert got + list(stage) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
     stage.close()
     pool.close()
+
+
+def test_items_fed_to_a_worker_that_leaves_are_computed_by_the_consumer() -> None:
+    """The first version hung: the worker left with its inbox full, and nobody looked there."""
+    gate = threading.Event()
+    by: list = []
+
+    def fn(x: int) -> int:
+        by.append((x, threading.current_thread() is threading.main_thread()))
+        if x == 0:
+            gate.wait(10)
+        return x
+
+    stage = ElasticMap(iter(range(9)), fn, inline=fn, workers=1, window=5, feed=True)
+    stage.prime()
+    deadline = time.monotonic() + 5
+    while not by and time.monotonic() < deadline:
+        time.sleep(0.001)
+    stage.resize(0)
+    threading.Timer(0.1, gate.set).start()
+    assert list(stage) == list(range(9))
+    assert by == [(0, False)] + [(x, True) for x in range(1, 9)]
+    assert stage.close()
+
+
+def test_without_workers_nothing_is_pulled_ahead_or_past_the_end() -> None:
+    taken: list = []
+    stage = ElasticMap(counted(5, taken), work, inline=work, workers=0, window=8, feed=True, hold_at=5)
+    for number in range(1, 6):
+        stage.prime()
+        assert plain(next(stage)) == number - 1 and len(taken) == number
+    assert not stage._exhausted
+    assert next(stage, None) is None and next(stage, None) is None
+    assert stage.stats().items == 5 and stage.close()
+
+
+@pytest.mark.parametrize("end", ["close", "resize"])
+def test_a_stage_without_workers_can_be_closed_or_grown(end: str) -> None:
+    stage = ElasticMap(iter(range(20)), work, inline=work, workers=0, window=3, feed=True)
+    got = [plain(next(stage)) for _ in range(4)]
+    if end == "close":
+        assert stage.close() and next(stage, "end") == "end"
+    else:
+        stage.resize(3)
+        assert got + [plain(result) for result in stage] == list(range(20))
+        assert stage.close()
+
+
+def test_without_a_function_for_it_one_worker_stays() -> None:
+    stage = ElasticMap(iter(range(5)), work, workers=2, window=3, feed=True)
+    stage.resize(0)
+    assert stage.workers == 1 and [plain(result) for result in stage] == list(range(5))
+    stage.close()
+
+
+def test_a_stage_that_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ProcessPool(work, multiprocessing.get_context("fork"))
+    get, given = pool.get, []
+
+    def failing():
+        if len(given) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        given.append(get())
+        return given[-1]
+
+    monkeypatch.setattr(pool, "get", failing)
+    with pytest.raises(BlockingIOError):
+        ElasticMap(iter(range(5)), None, workers=4, pool=pool, name="half")
+    assert not [t for t in threading.enumerate() if t.name == "intune-half"]
+    assert pool.idle == 2
+    pool.close()
+    assert not pool.pids
+
+
+def test_growth_acts_while_items_are_left_though_the_source_has_ended() -> None:
+    """Repro 27: an epoch that fits into the window was never grown."""
+    gate = threading.Event()
+    stage = ElasticMap(iter(range(8)), lambda x: gate.wait(10) and x, workers=1, window=20, feed=True, name="grown")
+    stage.prime()
+    stage.resize(4)
+    assert len([t for t in threading.enumerate() if t.name == "intune-grown"]) == 4
+    gate.set()
+    assert list(stage) == list(range(8))
+    stage.close()
+
+
+def test_the_start_of_children_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ProcessPool(work, multiprocessing.get_context("fork"))
+    first = pool.get()
+    once_s = pool.startup.total_s
+    assert pool.startup.count == 1 and once_s > 0
+    pool.put(first)
+    assert pool.get() is first and pool.startup.count == 1 and pool.startup.total_s == once_s
+    pool.put(first)
+    pool.close()
+
+
+def test_what_does_not_tell_its_size_counts_nothing() -> None:
+    class Sparse:
+        @property
+        def nbytes(self) -> int:
+            raise RuntimeError("nbytes is not defined for sparse tensors")
+
+    stage = ElasticMap(iter(range(3)), lambda x: Sparse(), workers=1)
+    assert len(list(stage)) == 3
+    stage.close()
 
 
 def test_a_keyboard_interrupt_in_the_consumer_leaves_the_stage_usable() -> None:

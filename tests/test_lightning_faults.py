@@ -158,8 +158,14 @@ class Faulty(runs.Rows):
     ("how", "error", "text"), [("raise", ValueError, "row 41"), ("kill", WorkerDied, "SIGKILL|-9|9")]
 )
 def test_a_faulty_worker_is_an_error_at_its_batch(how: str, error: type[Exception], text: str) -> None:
-    model = runs.make_model(LIGHTNING)
+    """Once it is ours; of a killed worker the stock iterator tells whenever it hears of it."""
     callback = InTuneCallback(**EAGER)
+
+    def on_train_batch_start(self: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            callback._fit.loaders.pipeline().resize({"load": 3})  # type: ignore[union-attr]
+
+    model = runs.make_model(LIGHTNING, on_train_batch_start=on_train_batch_start)
     loader = torch.utils.data.DataLoader(Faulty(how), runs.BATCH, num_workers=2)
     begin = time.monotonic()
     with pytest.raises(error, match=text):

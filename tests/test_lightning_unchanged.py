@@ -13,7 +13,7 @@ import torch
 from unchanged import MODES, Census, allocations, beyond, settled
 
 from intune_callbacks.lightning import InTuneCallback
-from intune_callbacks.pipelines import torch_loader, torchdata_nodes
+from intune_callbacks.pipelines import torch_engine, torchdata_nodes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2, "cpus": 8.0}
@@ -70,7 +70,7 @@ def test_nothing_is_changed(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
     fit(make)  # torch and Lightning start threads of their own in the first fit
     off = fit(make, InTuneCallback("off"))
     built: list[str] = []
-    for module, name in ((torch_loader, "ElasticMap"), (torch_loader, "ProcessPool"), (torchdata_nodes, "ElasticMap")):
+    for module, name in ((torch_engine, "ElasticMap"), (torch_engine, "ProcessPool"), (torchdata_nodes, "ElasticMap")):
         stock = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, n=name, s=stock, **k: built.append(n) or s(*a, **k))
     for mode in MODES:

@@ -359,7 +359,7 @@ def test_a_hanging_worker_times_out_and_closing_does_not_wait_for_it() -> None:
 
 
 def test_nothing_outlives_an_iterator_that_is_dropped() -> None:
-    pipeline, iterator = adopted(Squares())
+    _pipeline, iterator = adopted(Squares())
     next(iterator)
     children = iterator.pool.pids
     assert children

@@ -372,7 +372,7 @@ class ElasticMap(Generic[Y]):
     def _feed(self, asked: bool = False) -> None:
         """Pull the source up to the window, in the consumer's thread (lock held); nothing ahead with no workers."""
         fed, room = 0, self._window if self._workers else int(asked)
-        while not self._exhausted and self._pulled - self._delivered < room:
+        while not (self._exhausted or self._closed) and self._pulled - self._delivered < room:
             if self._pulled == self._hold_at and not (asked and self._delivered == self._hold_at):
                 break
             try:
