@@ -370,7 +370,7 @@ def test_hints_reach_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
         hints = (Hint("as_row has 2 workers for 1 file", kind="files", stage="as_row"),)
 
     monkeypatch.setattr(tfdata, "DatasetPipeline", Hinted)
-    callback = InTuneCallback(show_card=False, **EAGER)
+    callback = InTuneCallback(**EAGER)
     fit(callback, data=rows())
     assert callback.report["hints"] == [asdict(Hinted.hints[0])]
 
