@@ -126,6 +126,8 @@ def _slower(summary: Mapping[str, Any], before: Measured | None, after: Measured
     rates = [summary[side]["throughput_samples_per_s"] for side in ("before", "after")]
     if not summary["changes"] or before is None or after is None or not all(rates):
         return None
+    if "too short" in (before.verdict, after.verdict):
+        return None
     got = rates[1] / rates[0]
     if got >= 1.0 - max(LEAST_LOSS, ERRORS * math.hypot(before.noise, after.noise)):
         return None

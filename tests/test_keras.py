@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from keras_runs import EAGER, ROWS, rows
 
 from intune_callbacks import ConfigError, TunerConfig, keras_fit
 from intune_callbacks.keras import InTuneCallback
+from intune_callbacks.types import Hint
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -359,6 +361,18 @@ def test_a_mirrored_dataset_is_left_alone_and_named() -> None:
     assert "spread the dataset over the devices" in line
     assert "None" in line and "intune/rss_frac" in line
     assert "intune/wait_frac" not in line  # not measured, not made up
+
+
+def test_hints_reach_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    from intune_callbacks.pipelines import tfdata
+
+    class Hinted(tfdata.DatasetPipeline):
+        hints = (Hint("as_row has 2 workers for 1 file", kind="files", stage="as_row"),)
+
+    monkeypatch.setattr(tfdata, "DatasetPipeline", Hinted)
+    callback = InTuneCallback(**EAGER)
+    fit(callback, data=rows())
+    assert callback.report["hints"] == [asdict(Hinted.hints[0])]
 
 
 def test_validation_data_is_never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning_runs as runs
 import pytest
 import torch
 import torchdata.nodes as nodes
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from intune_callbacks import ConfigError, TunerConfig, lightning_fit
+from intune_callbacks import ConfigError, TunerConfig, lightning_fit, lightning_hooks
 from intune_callbacks.lightning import InTuneCallback
+from intune_callbacks.pipelines.find import Found
+from intune_callbacks.types import Hint
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2}
@@ -381,6 +385,51 @@ def test_what_cannot_be_tuned_is_reported_with_the_reason() -> None:
     fit(callback, loader=runs.Batches())
     assert callback.report["changes"] == 0
     assert callback.report["next"].startswith("Batches is not a loader InTune knows")
+
+
+def test_hints_reach_the_report_under_the_names_of_its_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that nothing can be changed in, but of which a line would gain: input and model take turns."""
+
+    def hinted(loader: Any, **how: Any) -> Found:
+        return Found(None, "datapipes shard themselves", (Hint("no workers", "DataLoader(num_workers=1)", "workers"),))
+
+    monkeypatch.setattr(lightning_fit, "find", hinted)
+    callback = InTuneCallback(mode="advise", show_card=False, **EAGER)
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        time.sleep(0.004)
+        return self.layer(batch).sum()
+
+    model = runs.make_model(LIGHTNING, training_step=training_step)
+    loader = DataLoader(SlowRows(), batch_size=4)
+    runs.make_trainer(LIGHTNING, callback).fit(model, loader)
+    report = callback.report
+    assert report["hints"] == [asdict(Hint("no workers", "DataLoader(num_workers=1)", "workers"))]
+    assert report["causes"][0]["kind"] == "loader" and report["causes"][0]["gain"] > 1.1
+    assert report["next"].splitlines()[-1] == "DataLoader(num_workers=1)"
+
+    # Two loaders: the names of their stages have the loader's in front, and so have the hints'.
+    loaders = lightning_hooks.TrainLoaders(
+        SimpleNamespace(_combined_loader=SimpleNamespace(iterables={"left": 1, "right": 2})),
+        lambda loader: Found(Closed(), "", (Hint("few files", kind="files", stage="read"), Hint("odd"))),
+    )
+    loaders._loaders = [object(), object()]
+    assert [hint.stage for hint in loaders.hints()] == ["left/read", "", "right/read", ""]
+    loaders._loaders = [object()]
+    assert [hint.stage for hint in loaders.hints()] == ["read", ""]
+
+
+class SlowRows(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 240
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.001)
+        return torch.zeros(2)
+
+
+class Closed:
+    def close(self) -> None: ...
 
 
 # -- what is left behind -----------------------------------------------------------------------------------------------
