@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 
 from intune_callbacks.errors import MissingPackage
+from intune_callbacks.installing import install_line, lower_bounds
 from intune_callbacks.monitor.resources import MachineProbe, affinity
 from intune_callbacks.pipelines import tf_build
 from intune_callbacks.spelling import percent
@@ -53,6 +55,7 @@ def examine(
     probe: Probe | None = None,
     version_of: Callable[[str], str] = version,
     library: Callable[[], tuple[bool, bool]] | None = None,
+    oldest: Mapping[str, str] | None = None,
 ) -> list[Finding]:
     """Look at the machine, the installed packages, and the compiled tf.data operations.
 
@@ -62,16 +65,22 @@ def examine(
         probe: of the machine.
         version_of: installed version of a package; raises `PackageNotFoundError`.
         library: whether the operations are compiled, and whether they can be.
+        oldest: package -> the oldest version that is supported; by default as this package's own metadata say.
     """
     found = _machine(probe or MachineProbe())
+    bounds = lower_bounds() if oldest is None else oldest
     for names, brings, extra in PACKAGES:
-        installed = [f"{name} {given}" for name in names if (given := _version(name, version_of)) is not None]
+        installed = {name: given for name in names if (given := _version(name, version_of)) is not None}
         if installed:
-            found.append(Finding(names[0], "ok", f"{', '.join(installed)}: {brings}"))
+            found.append(_installed(names[0], installed, brings, bounds.get(names[0], "0")))
         else:
-            remedy = f"pip install 'intune-callbacks[{extra}]'"
-            found.append(Finding(names[0], "missing", f"not installed: {brings}", remedy))
-    if any(finding.name == "tensorflow" and finding.state == "ok" for finding in found):
+            found.append(Finding(names[0], "missing", f"not installed: {brings}", install_line(extra)))
+    # What nobody misses is told only where it is too old.
+    for name in sorted(bounds.keys() - {name for names, *_ in PACKAGES for name in names}):
+        if (given := _version(name, version_of)) is not None:
+            finding = _installed(name, {name: given}, "", bounds[name])
+            found += [finding] if finding.state != "ok" else []
+    if any(finding.name == "tensorflow" and finding.state != "missing" for finding in found):
         found.append(_operations(library or _library))
     return found
 
@@ -116,6 +125,24 @@ def _version(package: str, version_of: Callable[[str], str]) -> str | None:
         return version_of(package)
     except PackageNotFoundError:
         return None
+
+
+def _installed(name: str, versions: Mapping[str, str], brings: str, oldest: str) -> Finding:
+    """Return what there is of packages of which one is enough."""
+    told = ", ".join(f"{package} {given}" for package, given in versions.items()) + (f": {brings}" if brings else "")
+    old = [package for package, given in versions.items() if _numbers(given) < _numbers(oldest)]
+    if not old:
+        return Finding(name, "ok", told)
+    remedy = "python -m pip install " + " ".join(f"'{package}>={oldest}'" for package in old)
+    return Finding(name, "limited", f"{told}; {', '.join(old)} is too old, {oldest} is the oldest tested", remedy)
+
+
+def _numbers(given: str) -> tuple[int, ...]:
+    """Return the numbers in front, without zeros at their end: what is behind them, as in ``2.13.0+cpu``, is no age."""
+    found = [int(part) for part in re.split(r"[^\d.]", given)[0].split(".") if part]
+    while found and found[-1] == 0:
+        found.pop()
+    return tuple(found)
 
 
 def _library() -> tuple[bool, bool]:

@@ -14,6 +14,8 @@ import contextlib
 import warnings
 from collections.abc import Sequence
 
+from intune_callbacks.installing import install_line
+
 __all__ = ["BuildFailed", "ConfigError", "InTuneError", "MissingPackage", "PipelineError", "WorkerDied", "warn"]
 
 
@@ -48,7 +50,7 @@ class MissingPackage(InTuneError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
-        super().__init__(f"{package} is not installed; run: pip install 'intune-callbacks[{extra}]'")
+        super().__init__(f"{package} is not installed; run: {install_line(extra)}")
 
 
 class PipelineError(InTuneError, AssertionError):

@@ -27,9 +27,12 @@ from dlrm_examples.model_torch import DLRM, DLRMConfig  # noqa: E402
 from recipes import runner  # noqa: E402
 from recipes.config import Config, load  # noqa: E402
 from recipes.outcome import files, sizes, table_rows  # noqa: E402
+from tests.hybrid_runs import ROUNDING, near_a_kink  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
-# At Meta's rate a sum in another order is soon another model, in one process too.
+# A sum in another order is another model as soon as a rounding error has flipped a ReLU: losses are compared while none
+# comes near to it, which `hybrid_runs.near_a_kink` watches, and figures of whole runs with room for it.
+COMPARED = 40
 SMALL = (
     "rows=4000", "batch_size=64", "pipeline.block_bytes=8192", "model.max_table_rows=500", "model.embedding_dim=8",
     "model.bottom_mlp=[16]", "model.top_mlp=[16]", "trainer.learning_rate=0.01", "trainer.cpu_threads=1",
@@ -132,9 +135,16 @@ def test_a_script_that_lightning_starts_again_for_every_rank(tmp_path: Path) -> 
     assert one["late"]["straggler"] == 1
     assert one["late"]["line"].startswith("rank 1 keeps the others waiting")
     assert run.stdout.count("ranks   ") == 1
-    expected = alone(tmp_path / "data")
+    expected, nearest = alone(tmp_path / "data")
     means = [(a + b) / 2 for a, b in zip(one["losses"], two["losses"], strict=True)]
-    assert max(abs(a - b) for a, b in zip(means, expected, strict=True)) < 1e-6
+    agree(means, expected, nearest)
+
+
+def agree(found: list[float], expected: list[float], nearest: list[float]) -> None:
+    relus = len(nearest) // len(expected)
+    assert min(nearest[: relus * COMPARED]) > ROUNDING, "a rounding error can flip a ReLU: take fewer steps"
+    assert len(found) == len(expected) > COMPARED
+    assert max(abs(a - b) for a, b in zip(found[:COMPARED], expected[:COMPARED], strict=True)) < 1e-6
 
 
 class Losses(pl.Callback):
@@ -145,17 +155,17 @@ class Losses(pl.Callback):
         self.losses.append(outputs["loss"].item())
 
 
-def alone(data: Path) -> list[float]:
-    """Return the losses of the script's run in one process."""
+def alone(data: Path) -> tuple[list[float], list[float]]:
+    """Return the losses of the script's run in one process, and how near its ReLUs came to their kinks."""
     sizes = DLRMConfig(table_rows=(200,) * 26, embedding_dim=8, bottom=(16, 8), top=(16, 1))
     module = DLRMModule(sizes, 0.01, 3, optimizer="rowwise-adagrad")
-    seen = Losses()
+    seen, nearest = Losses(), near_a_kink(module.model)
     trainer = pl.Trainer(
         max_epochs=2, accelerator="cpu", devices=1, logger=False, callbacks=[seen], enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module, pipeline.build(sorted(data.glob("*.tsv")), 64, table_rows=200, block_bytes=8192))
-    return seen.losses
+    return seen.losses, nearest
 
 
 def small(name: str, folder: Path, *overrides: str) -> Config:
@@ -181,20 +191,20 @@ def test_the_recipe_learns_from_parquet_what_one_process_learns(tmp_path: Path) 
     assert "ranks   " in run.stdout
     assert "Warning" not in run.stderr
     report = json.loads((tmp_path / "runs" / "hybrid" / "report.json").read_text())
-    assert report["auc"] == pytest.approx(expected.report["auc"], abs=1e-4)
+    assert report["auc"] == pytest.approx(expected.report["auc"], abs=2e-3)
     for rank in range(2):
         own = json.loads((tmp_path / "runs" / "hybrid" / f"rank{rank}" / "report.json").read_text())
         assert len(expected.losses) - 1 <= own["steps"] <= len(expected.losses)
         assert {stage["name"] for stage in own["stages"]} >= {"read", "parse", "collate", "prefetch"}
 
 
-def by_hand(config: Config) -> tuple[list[float], float]:
-    """Return losses and AUC of one process after one epoch in the order in which Keras's data come."""
+def by_hand(config: Config) -> tuple[list[float], list[float], float]:
+    """Return losses, how near the ReLUs came to their kinks, and AUC of one process after one epoch in the order in which Keras's data come."""
     model = DLRM(sizes(config), torch.Generator().manual_seed(config.seed))
     optimizer = torch.optim.SGD(model.parameters(), config.trainer.learning_rate)
     options = {"table_rows": table_rows(config), "test_fraction": config.test_frac, "seed": config.seed}
     options["block_bytes"] = config.pipeline.block_bytes
-    losses = []
+    losses, nearest = [], near_a_kink(model)
     for batch in pipeline.build(files(config), config.batch_size, **options):
         optimizer.zero_grad()
         logits = model(batch["dense"], batch["categories"])
@@ -202,19 +212,20 @@ def by_hand(config: Config) -> tuple[list[float], float]:
         torch.autograd.backward(loss)
         optimizer.step()
         losses.append(loss.item())
+    trained = len(nearest)
     held_out = list(pipeline.build(files(config), config.batch_size, split="test", **options))
     with torch.no_grad():
         logits = torch.cat([model(batch["dense"], batch["categories"]) for batch in held_out])
-    return losses, evaluate(torch.cat([batch["labels"] for batch in held_out]), logits)["auc"]
+    return losses, nearest[:trained], evaluate(torch.cat([batch["labels"] for batch in held_out]), logits)["auc"]
 
 
 def test_the_keras_recipe_learns_it_too(tmp_path: Path) -> None:
     pytest.importorskip("keras")
     pytest.importorskip("tensorflow")
     config = small("dlrm-keras-hybrid", tmp_path)
-    outcome, (expected, auc) = runner.train(config, "tune", "test"), by_hand(config)
+    outcome, (expected, nearest, auc) = runner.train(config, "tune", "test"), by_hand(config)
     assert len(outcome.losses) == len(expected)
     assert 0 < outcome.report["steps"] <= len(expected)
-    assert max(abs(a - b) for a, b in zip(outcome.losses, expected, strict=True)) < 1e-6
-    assert outcome.report["auc"] == pytest.approx(auc, abs=1e-4)
+    agree(outcome.losses, expected, nearest)
+    assert outcome.report["auc"] == pytest.approx(auc, abs=2e-3)
     assert len(outcome.report["ranks"]["wait_s"]) == 2

@@ -12,10 +12,12 @@ from fakes import GB, MACHINE
 from intune_callbacks import cli
 from intune_callbacks.doctor import Finding, examine, text
 from intune_callbacks.errors import MissingPackage
+from intune_callbacks.installing import install_line
 from intune_callbacks.types import Resources
 
 BUILT, POSSIBLE, IMPOSSIBLE = (True, True), (False, True), (False, False)
 ALL = dict.fromkeys(("torch", "torchdata", "lightning", "keras", "tensorflow-cpu", "nvidia-ml-py", "numba"), "1.2.3")
+OLDEST = {"torch": "1.2", "pytorch-lightning": "1.2.3", "tensorflow": "1", "plotly": "6.0"}
 
 
 class Fixed:
@@ -34,7 +36,7 @@ def findings(
             raise PackageNotFoundError(package)
         return installed[package]
 
-    return {f.name: f for f in examine(Fixed(resources), version_of, lambda: library)}
+    return {f.name: f for f in examine(Fixed(resources), version_of, lambda: library, OLDEST)}
 
 
 def test_all_is_well() -> None:
@@ -58,9 +60,30 @@ def test_all_is_well() -> None:
 def test_what_is_missing_comes_with_its_line_of_pip(package: str, name: str, extra: str) -> None:
     found = findings({key: value for key, value in ALL.items() if key != package})
     assert found[name].state == "missing"
-    assert found[name].remedy == f"pip install 'intune-callbacks[{extra}]'"
+    assert found[name].remedy == install_line(extra)
     assert [f.name for f in found.values() if f.state == "missing"] == [name]
     assert ("tf.data operations" in found) == (package != "tensorflow-cpu")
+
+
+@pytest.mark.parametrize(
+    ("package", "given", "name", "is_old"),
+    [
+        ("torch", "1.1.9+cpu", "torch", True),
+        ("torch", "1.2.0+cpu", "torch", False),
+        ("torch", "1.10", "torch", False),
+        ("lightning", "1.2.2", "pytorch-lightning", True),
+        ("lightning", "1.2.3rc1", "pytorch-lightning", False),
+        ("tensorflow-cpu", "0.9", "tensorflow", True),
+        ("plotly", "5.24.1", "plotly", True),
+        ("plotly", "6.0.0", "plotly", False),
+    ],
+)
+def test_what_is_too_old_comes_with_its_line_of_pip(package: str, given: str, name: str, is_old: bool) -> None:
+    found = findings(ALL | {package: given})
+    assert [f.name for f in found.values() if f.state != "ok"] == [name] * is_old
+    if is_old:
+        assert f"{package} {given}" in found[name].says and f"{OLDEST[name]} is the oldest" in found[name].says
+        assert found[name].remedy == f"python -m pip install '{package}>={OLDEST[name]}'"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +100,7 @@ def test_a_tensorflow_that_does_not_import_is_told() -> None:
     def library() -> tuple[bool, bool]:
         raise ImportError("libsomething.so: cannot open")
 
-    found = {f.name: f for f in examine(Fixed(MACHINE), lambda package: "1", library)}["tf.data operations"]
+    found = {f.name: f for f in examine(Fixed(MACHINE), lambda package: "1", library, {})}["tf.data operations"]
     assert found.state == "missing" and "libsomething.so" in found.says
     assert isinstance(MissingPackage("tensorflow", "tensorflow"), ImportError)
 

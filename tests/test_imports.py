@@ -19,6 +19,7 @@ MODULES = {
 
 # A part may import the parts of lower levels, and its own modules.
 LEVELS = {
+    "installing": -1,
     "errors": 0,
     "types": 1,
     "config": 1,

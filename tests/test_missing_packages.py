@@ -1,10 +1,12 @@
-"""Who lacks an optional package is told a line of pip that works: its extra is there and holds the package."""
+"""Who lacks an optional package is told a line of pip that works: one that names what the extra brings."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 
 from intune_callbacks.doctor import PACKAGES
 from intune_callbacks.errors import MissingPackage
+from intune_callbacks.installing import install_line, lower_bounds, requirements
 from tests.docs_pages import ROOT, text_of
 
 OURS, FOLDERS = "intune-callbacks", ("intune_callbacks", "recipes", "dlrm_examples", "benchmarks")
@@ -63,7 +66,8 @@ def test_the_extra_holds_the_package(place: str, package: str | None, extra: str
     assert extra in extras(), place
     assert package is None or re.split(r"[<>=]", package)[0].lower() in brought(extra), place
     line = str(MissingPackage(package or "x", extra)).partition("; run: ")[2]
-    assert line == f"pip install '{OURS}[{extra}]'"
+    command, *words = shlex.split(line)[3:]
+    assert command == "install" and {re.split(r"[<>=]", word)[0] for word in words} == brought(extra), place
 
 
 @pytest.mark.parametrize(("names", "extra"), [(names, extra) for names, _, extra in PACKAGES])
@@ -80,7 +84,22 @@ def test_the_line_is_told(absent: tuple[str, ...], tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    assert done.stdout.strip().endswith(f"run: pip install '{OURS}[{extra}]'")
+    assert done.stdout.strip().endswith(f"; run: {install_line(extra)}")
+
+
+def test_the_bounds_are_those_of_the_project() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    asked = {*project["dependencies"], *itertools.chain(*extras().values())}
+    outside = {line for line in asked if not line.startswith(OURS)}
+    assert {f"{name}>={oldest}" for name, oldest in lower_bounds().items()} == outside
+    assert {f"{name}{bounds}" for name, bounds in requirements().items()} == set(project["dependencies"])
+
+
+def test_without_metadata_the_line_is_that_of_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("intune_callbacks.installing.NAME", "no-such-package")
+    assert install_line("report") == "python -m pip install '.[report]'"
+    assert not lower_bounds()
 
 
 def test_every_extra_is_asked_for() -> None:
