@@ -15,6 +15,9 @@ from intune_callbacks.lightning import InTuneCallback
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
+# The tuner has its turn at each batch, however short.
+EACH: dict[str, Any] = {"decide_every_s": 0.0}
+
 
 @pytest.fixture(autouse=True)
 def restless(monkeypatch: pytest.MonkeyPatch) -> list[runs.RestlessTuner]:
@@ -105,7 +108,7 @@ def test_same_batches(name: str, restless: list[runs.RestlessTuner]) -> None:
     make, options, hooks = CASES[name]
     namespace = runs.NAMESPACES["lightning.pytorch"]
     expected = batches(namespace, make, hooks, **options)
-    seen = batches(namespace, make, hooks, InTuneCallback(), **options)
+    seen = batches(namespace, make, hooks, InTuneCallback(**EACH), **options)
     assert seen == expected
     assert len(expected) > 5
     (tuner,) = restless
@@ -118,7 +121,7 @@ def test_same_batches(name: str, restless: list[runs.RestlessTuner]) -> None:
 def test_same_batches_from_a_reloading_data_module(name: str, restless: list[runs.RestlessTuner]) -> None:
     namespace, make = runs.NAMESPACES["lightning.pytorch"], RELOADED[name]
     seen = []
-    for callbacks in ([], [InTuneCallback()]):
+    for callbacks in ([], [InTuneCallback(**EACH)]):
         model = runs.make_model(namespace)
         torch.manual_seed(0)
         trainer = runs.make_trainer(namespace, *callbacks, max_epochs=3, reload_dataloaders_every_n_epochs=1)
@@ -132,19 +135,26 @@ def test_same_batches_from_a_reloading_data_module(name: str, restless: list[run
 def test_the_other_lightning(make: Callable[[], Any], restless: list[runs.RestlessTuner]) -> None:
     namespace = runs.NAMESPACES["pytorch_lightning"]
     expected = batches(namespace, make, {})
-    assert batches(namespace, make, {}, InTuneCallback()) == expected
+    assert batches(namespace, make, {}, InTuneCallback(**EACH)) == expected
     assert restless[0].resizes > 0
 
 
 def test_a_graph_is_tuned_before_its_first_batch(restless: list[runs.RestlessTuner]) -> None:
-    batches(runs.NAMESPACES["lightning.pytorch"], runs.graph, {}, InTuneCallback(), limit_train_batches=3, max_epochs=1)
+    batches(
+        runs.NAMESPACES["lightning.pytorch"],
+        runs.graph,
+        {},
+        InTuneCallback(**EACH),
+        limit_train_batches=3,
+        max_epochs=1,
+    )
     assert {stage.when for stage in restless[0].first} == {"now"}  # when the tuner was made, at on_train_start
     assert restless[0].resizes == 3 * len(restless[0].first)
 
 
 def test_stage_names_carry_the_loader_when_there_are_several(restless: list[runs.RestlessTuner]) -> None:
     make = CASES["dict, the shorter one cycled"][0]
-    batches(runs.NAMESPACES["lightning.pytorch"], make, {}, InTuneCallback())
+    batches(runs.NAMESPACES["lightning.pytorch"], make, {}, InTuneCallback(**EACH))
     assert {stage.name.split("/")[0] for stage in restless[0].first} == {"a", "b"}
 
 
@@ -155,7 +165,7 @@ def test_validation_loaders_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     train, val = runs.shuffled(), runs.shuffled(12, num_workers=1)
     before = dict(vars(val))
     namespace = runs.NAMESPACES["lightning.pytorch"]
-    runs.make_trainer(namespace, InTuneCallback(), **VALIDATE).fit(runs.make_model(namespace), train, val)
+    runs.make_trainer(namespace, InTuneCallback(**EACH), **VALIDATE).fit(runs.make_model(namespace), train, val)
     assert looked_at
     assert val not in looked_at
     before["_iterator"] = None
@@ -181,11 +191,11 @@ def test_a_fit_resumed_inside_an_epoch_continues_exactly(name: str, after: str, 
             if trainer.global_step == 10:
                 trainer.save_checkpoint(tmp_path / "at10.ckpt")
 
-    first = batches(namespace, make, {}, InTuneCallback(), SaveAt(), max_epochs=2)
+    first = batches(namespace, make, {}, InTuneCallback(**EACH), SaveAt(), max_epochs=2)
     assert first == whole
     model = runs.make_model(namespace)
     torch.manual_seed(0)
-    callbacks = [InTuneCallback()] if after == "with" else []
+    callbacks = [InTuneCallback(**EACH)] if after == "with" else []
     trainer = runs.make_trainer(namespace, *callbacks, max_epochs=1)
     trainer.fit(model, make(), ckpt_path=tmp_path / "at10.ckpt", weights_only=True)
     assert model.seen == whole[10 : runs.ROWS // runs.BATCH]

@@ -165,17 +165,15 @@ class ElasticMap(Generic[Y]):
         started = 0
         try:
             for _ in range(missing):
-                self._threads.append(self._start())
+                self._start()
                 started += 1
         finally:
             if started < missing:
                 with self._lock:
                     self._alive -= missing - started
                     self._workers = max(self._fewest, min(self._workers, self._alive))
-        if missing:
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
 
-    def _start(self) -> threading.Thread:
+    def _start(self) -> None:
         child = self._pool.get() if self._pool is not None else None
         thread = threading.Thread(target=self._work, args=(child,), daemon=True, name=f"intune-{self.name}")
         try:
@@ -184,7 +182,9 @@ class ElasticMap(Generic[Y]):
             if child is not None and self._pool is not None:
                 self._pool.put(child)
             raise
-        return thread
+        with self._lock:
+            # Another thread may be resizing, too.
+            self._threads = [*(known for known in self._threads if known.is_alive()), thread]
 
     @property
     def is_waited_for(self) -> bool:
