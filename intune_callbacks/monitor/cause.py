@@ -184,10 +184,13 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
 
 
 def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
-    if seen.cpus <= 0.0 or seen.cpus_busy < CPUS_BUSY * seen.cpus or not _knows_cpu(seen, stage):
+    had = seen.cpus_had
+    if seen.cpus <= 0.0 or seen.cpus_busy < CPUS_BUSY * had or not _knows_cpu(seen, stage):
         return None
     busy = f"the input keeps {seen.cpus_busy:.1f} of {amount(seen.cpus)} CPUs busy"
-    gain = advise(seen, _most(seen, known), cpus=2 * seen.cpus, share=known.share, keep=False).gain
+    if had < CPUS_BUSY * seen.cpus:
+        busy = f"the CPUs are taken by others: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
+    gain = advise(seen, _most(seen, known), cpus=2 * had, share=known.share, keep=False).gain
     more = f"; with twice as many CPUs, or {stage.name!r} half as dear, expected {ratio(gain)}" if gain >= WORTH else ""
     return Cause("cpu", stage.name, busy + more)
 
@@ -199,7 +202,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return None
     found = advise(seen, _most(seen, known), share=known.share, keep=False)
     line = _lines(seen, known, found)
-    item = f"each item of {stage.name!r}"
+    item = f"each {'batch' if abs(rate.items_per_batch - 1.0) < 0.1 else 'item'} of {stage.name!r}"
     if not _knows_cpu(seen, stage):
         many = count(stage.current, "worker")
         return Cause("workers", stage.name, f"{item} takes {moment(rate.service_s)} in {many}", line, found.gain)
@@ -214,7 +217,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
             )
             told += "waits, and changes the order of the samples"
         return Cause("storage", stage.name, told, line, found.gain)
-    free = max(0.0, seen.cpus - seen.cpus_busy)
+    free = max(0.0, seen.cpus_had - seen.cpus_busy)
     told = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
     return Cause(
         "workers", stage.name, f"{told}, while {free:.1f} of {amount(seen.cpus)} CPUs are free", line, found.gain
