@@ -204,6 +204,7 @@ def test_no_worker_is_one_after_the_other() -> None:
     (cause,) = causes(seen)
     assert (cause.kind, cause.stage) == ("loader", "load")
     assert "makes each batch itself, 6 ms, and then trains on it, 4 ms" in cause.sentence
+    assert cause.sentence.endswith("; a worker makes the next one meanwhile")
     assert cause.line == "DataLoader(num_workers=2, persistent_workers=True)  # was 0"
     # 10 ms become the model's 4 and the hand-over of a batch, 1 ms: 2.0, less the margin.
     assert cause.gain == pytest.approx(1.7, abs=0.1)
@@ -219,7 +220,11 @@ def test_items_cheaper_than_the_hand_over_stay_in_the_training_loop() -> None:
     seen = window((stage("load", 0, knob=LOADER), rate(0.0004, 0.0004)), period_s=0.001, wait=0.4)
     (cause,) = causes(seen)
     assert (cause.kind, cause.line, cause.gain) == ("loader", "", 1.0)
+    assert cause.sentence.endswith("; from a worker it would not come sooner")
     assert advice(seen).allocation == {}
+    full = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000, idle=0.1)
+    assert causes(full)[0].sentence.endswith("; no CPU is free for a worker")
+    assert advice(full).allocation == {}
 
 
 def test_datapipes_get_a_word_about_workers() -> None:

@@ -30,6 +30,7 @@ ONE_CPU = (0.85, 1.1)
 BROUGHT_NOTHING = 1.03
 WAITS = 0.05
 MUCH_WAIT = 0.2
+MEANWHILE = "; a worker makes the next one meanwhile"
 FOLLOWS_WORKERS = "order follows the workers"
 LIMIT_OF_MEMORY = ("soft limit", "memory alarm")
 
@@ -131,18 +132,18 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
         if hint is None or not hint.line or seen.workers:
             return None
         gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
-        return _worth(Cause("loader", "", f"{hint.what}; {_one_after_the_other(seen)}", hint.line, gain))
+        return _worth(Cause("loader", "", f"{hint.what}; {_one_after_the_other(seen)}{MEANWHILE}", hint.line, gain))
     found = advise(seen, _most(seen, known), share=known.share)
-    sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}"
+    why = "" if found.gain >= WORTH else "; from a worker it would not come sooner"
+    if why and seen.cpus_had - seen.cpus_busy < 1.0 - CPUS_BUSY:
+        why = "; no CPU is free for a worker"
+    sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}{why or MEANWHILE}"
     return _worth(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))
 
 
 def _one_after_the_other(seen: Measured) -> str:
     wait_s = seen.period_s - seen.model_s
-    return (
-        f"the training loop makes each batch itself, {moment(wait_s)}, and then trains on it, {moment(seen.model_s)}; "
-        "a worker makes the next one meanwhile"
-    )
+    return f"the training loop makes each batch itself, {moment(wait_s)}, and then trains on it, {moment(seen.model_s)}"
 
 
 def _files(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
