@@ -174,7 +174,11 @@ def _alone(side: Mapping[str, Any]) -> str:
 
 
 def also(report: Mapping[str, Any]) -> list[str]:
-    """The causes not told of yet that gain something or do harm for certain, two at most."""
+    """Return the causes not told of yet that gain something or do harm for certain, two at most.
+
+    Args:
+        report: what `build_report` gave.
+    """
     told = f"{report.get('cause')}\n{report['next']}"
     others = [c for c in report.get("causes") or () if c["kind"] in BESIDE and c["sentence"] not in told]
     return [

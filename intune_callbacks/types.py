@@ -166,6 +166,7 @@ class Resources:
         gpu_utilisation: 0..1, None without a driver.
         cpu_clock_hz: measured once; 0.0 if unknown.
         dram_bytes_per_s: measured once; 0.0 if not measured.
+        cpus_idle: CPUs nobody used since the last reading, whoever might have; None where that is not known.
     """
 
     cpus: float
@@ -175,6 +176,7 @@ class Resources:
     gpu_utilisation: float | None = None
     cpu_clock_hz: float = 0.0
     dram_bytes_per_s: float = 0.0
+    cpus_idle: float | None = None
 
 
 class Probe(Protocol):

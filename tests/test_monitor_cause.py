@@ -40,6 +40,7 @@ def window(
     seam_s: float = 0.0,
     epoch: int | None = 100,
     memory: tuple[int, int] = (64 * GB, 1 * GB),
+    idle: float | None = None,
 ) -> Measured:
     """What ten windows of ten batches of 32 had in common; `seam_s` is of all the windows together."""
     running_s = 10 * period_s
@@ -47,7 +48,7 @@ def window(
         *(100, 100.0, running_s + seam_s / 10, 10, 320, 0.0, 0.0, 0.0, (1 - wait) * period_s),
         stages=tuple(s for s, _ in stages),
         rates={s.name: r for s, r in stages},
-        resources=Resources(cpus, *memory),
+        resources=Resources(cpus, *memory, cpus_idle=idle),
         seam_s=seam_s / 10,
         epoch_batches=epoch,
     )
@@ -114,10 +115,24 @@ def test_cpus_are_short_only_where_they_are_measured_to_be_busy() -> None:
     assert "CPUs busy" not in causes(idle)[0].sentence
 
 
+def test_on_a_crowded_machine_long_items_are_no_reads() -> None:
+    """12 ms of CPU in 58 ms: with idle CPUs it waits for reads; without, for a CPU, and more workers bring nothing."""
+    load = (stage("load", 2, knob=LOADER), rate(0.058, 0.012))
+    free, crowded = (window(load, period_s=0.029, wait=0.8, cpus=2.0, idle=idle) for idle in (1.5, 0.05))
+    assert causes(free)[0].kind == "storage"
+    assert advice(free).allocation["load"] > 2
+    (cause,) = causes(crowded)
+    assert (cause.kind, cause.line) == ("cpu", "")
+    assert cause.sentence.startswith(
+        "the CPUs are taken by others: the input has 0.4, and 0.1 are idle; with twice as many"
+    )
+    assert advice(crowded).allocation == {}
+
+
 def test_too_few_workers_for_the_cpus() -> None:
     (cause,) = causes(window((stage("decode", 1, knob=MAP), rate(0.0099, 0.0095))))
     assert (cause.kind, cause.stage) == ("workers", "decode")
-    assert cause.sentence == "each item of 'decode' computes for 9.5 ms in 1 worker, while 7.0 of 8 CPUs are free"
+    assert cause.sentence == "each batch of 'decode' computes for 9.5 ms in 1 worker, while 7.0 of 8 CPUs are free"
     assert cause.line.startswith(".map(decode, num_parallel_calls=") and cause.line.endswith(")  # was 1")
     assert cause.gain > 2.0
 
@@ -125,7 +140,7 @@ def test_too_few_workers_for_the_cpus() -> None:
 def test_where_cpu_seconds_are_unknown_nothing_is_said_of_cpus() -> None:
     watched = stage("load", 2, knob=LOADER, when="epoch")
     (cause,) = causes(window((watched, rate(0.02, 0.02)), cpus=2.0))
-    assert (cause.kind, cause.sentence) == ("workers", "each item of 'load' takes 20 ms in 2 workers")
+    assert (cause.kind, cause.sentence) == ("workers", "each batch of 'load' takes 20 ms in 2 workers")
 
 
 @pytest.mark.parametrize(
@@ -189,6 +204,7 @@ def test_no_worker_is_one_after_the_other() -> None:
     (cause,) = causes(seen)
     assert (cause.kind, cause.stage) == ("loader", "load")
     assert "makes each batch itself, 6 ms, and then trains on it, 4 ms" in cause.sentence
+    assert cause.sentence.endswith("; a worker makes the next one meanwhile")
     assert cause.line == "DataLoader(num_workers=2, persistent_workers=True)  # was 0"
     # 10 ms become the model's 4 and the hand-over of a batch, 1 ms: 2.0, less the margin.
     assert cause.gain == pytest.approx(1.7, abs=0.1)
@@ -204,7 +220,11 @@ def test_items_cheaper_than_the_hand_over_stay_in_the_training_loop() -> None:
     seen = window((stage("load", 0, knob=LOADER), rate(0.0004, 0.0004)), period_s=0.001, wait=0.4)
     (cause,) = causes(seen)
     assert (cause.kind, cause.line, cause.gain) == ("loader", "", 1.0)
+    assert cause.sentence.endswith("; from a worker it would not come sooner")
     assert advice(seen).allocation == {}
+    full = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000, idle=0.1)
+    assert causes(full)[0].sentence.endswith("; no CPU is free for a worker")
+    assert advice(full).allocation == {}
 
 
 def test_datapipes_get_a_word_about_workers() -> None:

@@ -54,7 +54,7 @@ def test_the_card_of_a_run_that_was_fed() -> None:
     assert "'decode'" in lines[1]
     assert lines[1].startswith("why     the trainer waited 80 % of each step on")
     assert lines[2].startswith(
-        "cause   each item of 'decode' computes for 100 ms in 1 worker, while 7.0 of 8 CPUs are f"
+        "cause   each batch of 'decode' computes for 100 ms in 1 worker, while 7.0 of 8 CPUs are f"
     )
     assert lines[3].startswith("before  ")
     assert "decode 1 · prefetch 2" in lines[3]

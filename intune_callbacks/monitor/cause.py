@@ -30,6 +30,7 @@ ONE_CPU = (0.85, 1.1)
 BROUGHT_NOTHING = 1.03
 WAITS = 0.05
 MUCH_WAIT = 0.2
+MEANWHILE = "; a worker makes the next one meanwhile"
 FOLLOWS_WORKERS = "order follows the workers"
 LIMIT_OF_MEMORY = ("soft limit", "memory alarm")
 
@@ -131,18 +132,18 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
         if hint is None or not hint.line or seen.workers:
             return None
         gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
-        return _worth(Cause("loader", "", f"{hint.what}; {_one_after_the_other(seen)}", hint.line, gain))
+        return _worth(Cause("loader", "", f"{hint.what}; {_one_after_the_other(seen)}{MEANWHILE}", hint.line, gain))
     found = advise(seen, _most(seen, known), share=known.share)
-    sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}"
+    why = "" if found.gain >= WORTH else "; from a worker it would not come sooner"
+    if why and seen.cpus_had - seen.cpus_busy < 1.0 - CPUS_BUSY:
+        why = "; no CPU is free for a worker"
+    sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}{why or MEANWHILE}"
     return _worth(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))
 
 
 def _one_after_the_other(seen: Measured) -> str:
     wait_s = seen.period_s - seen.model_s
-    return (
-        f"the training loop makes each batch itself, {moment(wait_s)}, and then trains on it, {moment(seen.model_s)}; "
-        "a worker makes the next one meanwhile"
-    )
+    return f"the training loop makes each batch itself, {moment(wait_s)}, and then trains on it, {moment(seen.model_s)}"
 
 
 def _files(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
@@ -184,10 +185,13 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
 
 
 def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
-    if seen.cpus <= 0.0 or seen.cpus_busy < CPUS_BUSY * seen.cpus or not _knows_cpu(seen, stage):
+    had = seen.cpus_had
+    if seen.cpus <= 0.0 or seen.cpus_busy < CPUS_BUSY * had or not _knows_cpu(seen, stage):
         return None
     busy = f"the input keeps {seen.cpus_busy:.1f} of {amount(seen.cpus)} CPUs busy"
-    gain = advise(seen, _most(seen, known), cpus=2 * seen.cpus, share=known.share, keep=False).gain
+    if had < CPUS_BUSY * seen.cpus:
+        busy = f"the CPUs are taken by others: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
+    gain = advise(seen, _most(seen, known), cpus=2 * had, share=known.share, keep=False).gain
     more = f"; with twice as many CPUs, or {stage.name!r} half as dear, expected {ratio(gain)}" if gain >= WORTH else ""
     return Cause("cpu", stage.name, busy + more)
 
@@ -199,7 +203,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return None
     found = advise(seen, _most(seen, known), share=known.share, keep=False)
     line = _lines(seen, known, found)
-    item = f"each item of {stage.name!r}"
+    item = f"each {'batch' if abs(rate.items_per_batch - 1.0) < 0.1 else 'item'} of {stage.name!r}"
     if not _knows_cpu(seen, stage):
         many = count(stage.current, "worker")
         return Cause("workers", stage.name, f"{item} takes {moment(rate.service_s)} in {many}", line, found.gain)
@@ -214,7 +218,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
             )
             told += "waits, and changes the order of the samples"
         return Cause("storage", stage.name, told, line, found.gain)
-    free = max(0.0, seen.cpus - seen.cpus_busy)
+    free = max(0.0, seen.cpus_had - seen.cpus_busy)
     told = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
     return Cause(
         "workers", stage.name, f"{told}, while {free:.1f} of {amount(seen.cpus)} CPUs are free", line, found.gain

@@ -34,6 +34,7 @@ class Measured:
         verdict: the word for these windows.
         stage: the worker stage that limits; None when unknown or when the input is not the bottleneck.
         cpus: CPUs the input pipeline may use.
+        cpus_idle: CPUs nobody used; None where that is not known.
         memory_limit_bytes: of the container or machine.
         memory_used_bytes: at the end of the last window.
         stages: as in the last window.
@@ -50,6 +51,7 @@ class Measured:
     verdict: str
     stage: str | None
     cpus: float
+    cpus_idle: float | None
     memory_limit_bytes: int
     memory_used_bytes: int
     stages: tuple[Stage, ...]
@@ -80,6 +82,11 @@ class Measured:
         """CPUs the input pipeline has in use on average."""
         return self.cpu_s / self.period_s
 
+    @property
+    def cpus_had(self) -> float:
+        """CPUs the input pipeline can have: what it may use, without what others on the machine use."""
+        return self.cpus if self.cpus_idle is None else min(self.cpus, self.cpus_busy + self.cpus_idle)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
         return asdict(self)
@@ -102,6 +109,7 @@ def measured(observations: Sequence[Observation]) -> Measured | None:
     if not ran:
         return None
     last, judged = ran[-1], settle(ran)
+    idle = [o.resources.cpus_idle for o in ran if o.resources.cpus_idle is not None]
     on_gpu = all(o.exposed_wait_frac is not None for o in ran)
     periods_s = [(o.elapsed_s - o.seam_s) / o.batches for o in ran]
     period_s = median(periods_s)
@@ -117,6 +125,7 @@ def measured(observations: Sequence[Observation]) -> Measured | None:
         verdict=judged.kind,
         stage=judged.stage,
         cpus=_finite(last.resources.cpus),
+        cpus_idle=median(idle) if idle else None,
         memory_limit_bytes=last.resources.memory_limit_bytes,
         memory_used_bytes=last.resources.memory_used_bytes,
         stages=last.stages,

@@ -71,7 +71,7 @@ def advise(
     kept = tuple(stage.name for stage in seen.workers if keep and _is_started_anew(stage))
     tried = [dict(now)]
     for _ in range(GROWTH):
-        grown = _grown(seen, tried[-1], most or {}, seen.cpus if cpus is None else cpus)
+        grown = _grown(seen, tried[-1], most or {}, seen.cpus_had if cpus is None else cpus)
         if grown is None:
             break
         tried.append(grown)
@@ -147,8 +147,9 @@ def _needed_s(seen: Measured, then: Mapping[str, int], cpus: float | None) -> di
         else:
             now_s, stays_s = min(seen.period_s, raw_s * max(1, stage.current) / _useful(stage.current, cv)), 0.0
         needed[stage.name] = stays_s + now_s * _useful(stage.current, cv) / _useful(then[stage.name], cv)
-    if needed and seen.cpus > 0.0:
-        needed[""] = min(seen.period_s * seen.cpus, seen.cpu_s) / (seen.cpus if cpus is None else cpus)
+    had = seen.cpus_had
+    if needed and had > 0.0:
+        needed[""] = min(seen.period_s * had, seen.cpu_s) / (had if cpus is None else cpus)
     return needed
 
 

@@ -14,6 +14,7 @@ import psutil
 from intune_callbacks.config import number_problem
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.monitor.device import GpuProbe
+from intune_callbacks.monitor.idle import IdleCpus
 from intune_callbacks.types import Resources
 
 __all__ = ["MachineProbe", "affinity", "cpu_clock_hz", "dram_bytes_per_s"]
@@ -61,6 +62,7 @@ class MachineProbe:
             raise ConfigError(problems)
         self._local_ranks, self._trainer_cpus, self._cpus = local_ranks, trainer_cpus, cpus
         self._gpu = GpuProbe(_local_rank()) if gpu is None else gpu
+        self._idle = IdleCpus(root)
         self._shm = str(root / "dev" / "shm")
         groups = list(_groups(root))
         self._quotas = [quota for group in groups if (quota := _quota(group)) is not None]
@@ -69,6 +71,7 @@ class MachineProbe:
     def read(self) -> Resources:
         """Return what there is right now; the first call also measures the memory bandwidth (some 20 ms)."""
         limit_bytes, used_bytes = self._read_memory()
+        idle = self._idle.read()
         return Resources(
             cpus=self._read_cpus(),
             memory_limit_bytes=limit_bytes,
@@ -77,6 +80,7 @@ class MachineProbe:
             gpu_utilisation=self._gpu.read(),
             cpu_clock_hz=cpu_clock_hz(),
             dram_bytes_per_s=dram_bytes_per_s(),
+            cpus_idle=None if idle is None else idle / self._local_ranks,
         )
 
     def _read_cpus(self) -> float:
