@@ -15,7 +15,11 @@ from intune_callbacks import __version__, cli
 def test_ls_names_every_recipe_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ls"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    *lines, empty, told = lines
     assert [line.split()[0] for line in lines] == list(recipes.names())
+    needed = {line.split()[0]: line for line in lines}
+    assert " [dlrm-keras] " in needed["dlrm-keras"] and " [dlrm], TorchRec " in needed["dlrm-lightning-hybrid"]
+    assert not empty and "python -m pip install '.[dlrm]'" in told
     assert "Criteo" in lines[recipes.names().index("dlrm-lightning")]
 
 

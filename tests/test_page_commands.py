@@ -81,6 +81,22 @@ def test_a_wrong_directory_ends_without_a_traceback(tmp_path: Path, capsys: pyte
         assert "expected" in printed and "Traceback" not in printed
 
 
+def test_compare_names_no_setting_that_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = make_run(tmp_path / "one", 30)
+    values = {"policy": "dqn", "cpus": None, "warmup_batches": 20}
+    one = {name: {"value": value, "source": "default"} for name, value in values.items()}
+    other = {name: {"value": value, "source": "recipe"} for name, value in values.items()}
+    other["warmup_batches"]["value"] = 5
+    for given, expected in ((other, ["warmup_batches"]), (one, []), ({}, [])):  # the last of a run that was not tuned
+        for name, settings in (("one", one), ("two", given)):
+            (tmp_path / name).mkdir(exist_ok=True)
+            told = report | {"settings": settings, "mode_source": f"of {name}"}
+            (tmp_path / name / "report.json").write_text(json.dumps(told))
+        assert cli.main(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in printed if line.endswith("differs")] == expected
+
+
 def test_compare_prints_two_runs_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     off, on = tmp_path / "off", tmp_path / "on"
     first, second = make_run(off, 40, mode="observe"), make_run(on, 40, memory_soft_limit=0.8)

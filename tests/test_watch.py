@@ -212,6 +212,25 @@ def test_patience_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "run_dir" in told and "mode not off" in told
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("folder", "why"), [("no/run", "no is not there"), ("file", "file is a file"), ("file/run", "file is a file")]
+)
+def test_a_folder_that_cannot_come_is_not_waited_for(
+    folder: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert cli.main(["watch", str(tmp_path / folder), "--wait", "60"]) == 2
+    assert f"{tmp_path}/{why}" in capsys.readouterr().err
+
+
+def test_a_name_without_a_folder_in_front_is_one_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["watch", "never", "--wait", "0"]) == 1
+
+
 def test_ctrl_c_is_an_end_like_another(tmp_path: Path, start: Any) -> None:
     run = start(tmp_path / "run").decide(2)
     watch = Watch(run.folder)
