@@ -12,6 +12,7 @@ import pytest
 from page_runs import make_run
 
 from intune_callbacks import cli
+from intune_callbacks.installing import install_line
 from intune_callbacks.page import commands
 from intune_callbacks.page.commands import at_the_end
 from intune_callbacks.report import end_card
@@ -69,7 +70,7 @@ def test_without_plotly_the_card_is_printed_and_the_line_of_pip(
     assert cli.main(["report", str(tmp_path)]) == 2
     printed = capsys.readouterr()
     assert printed.out.startswith(end_card(report))
-    assert "plotly is not installed; run: pip install 'intune-callbacks[report]'" in printed.err
+    assert f"plotly is not installed; run: {install_line('report')}" in printed.err
     assert at_the_end(tmp_path) is None
     assert not (tmp_path / "report.html").exists()
 

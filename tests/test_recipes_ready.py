@@ -15,9 +15,8 @@ import recipes
 from dlrm_examples.generate import generate
 from intune_callbacks import cli
 from intune_callbacks.errors import BadData, ConfigError
-from recipes import ready, runner
+from recipes import outcome, ready, runner
 from recipes.config import Config, load
-from recipes.outcome import tested
 
 
 @pytest.fixture(scope="module")
@@ -113,5 +112,5 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_no_auc_is_null() -> None:
-    found = tested({"auc": float("nan"), "accuracy": 1.0, "loss": 0.1, "rows": 3.0})
+    found = outcome.tested({"auc": float("nan"), "accuracy": 1.0, "loss": 0.1, "rows": 3.0})
     assert json.loads(json.dumps(found, allow_nan=False))["auc"] is None

@@ -57,6 +57,7 @@ def test_a_folder_that_is_lost_later_is_a_warning(world: int, tmp_path: Path) ->
         assert TunedFit(given, 0, 1).run_dir == tmp_path / "runs" / "mine"
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_lightning_trains_and_is_tuned_without_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     namespace = pytest.importorskip("pytorch_lightning")
@@ -80,6 +81,6 @@ def test_keras_trains_and_is_tuned_without_it(tmp_path: Path) -> None:
     callback = InTuneCallback(run_dir=str(tmp_path / "run"), show_card=False, **EAGER)
     (tmp_path / "run").write_text("")
     with pytest.warns(RuntimeWarning, match="InTune writes no files"):
-        make_model().fit(rows(), verbose=0, callbacks=[callback])
+        make_model().fit(rows(), shuffle=False, verbose=0, callbacks=[callback])
     assert callback.report["frozen"] is None
     assert json.dumps(callback.report)

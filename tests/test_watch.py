@@ -18,6 +18,7 @@ import pytest
 
 from intune_callbacks import cli
 from intune_callbacks.follow import Job, Rank
+from intune_callbacks.installing import install_line
 
 TESTS = Path(__file__).parent
 # One decision for each line it is sent, of a real tuner on a virtual machine; "end" writes the report.
@@ -265,7 +266,7 @@ def test_without_rich_the_line_to_type_is_told(tmp_path: Path, start: Any) -> No
     code += f"from intune_callbacks import cli; raise SystemExit(cli.main(['watch', {str(run.folder)!r}]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "rich is not installed; run: pip install 'intune-callbacks[report]'" in done.stderr
+    assert f"rich is not installed; run: {install_line('report')}" in done.stderr
 
 
 # -- the files ---------------------------------------------------------------------------------------------------------
