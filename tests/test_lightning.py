@@ -21,6 +21,7 @@ import torchdata.nodes as nodes
 from torch.utils.data import DataLoader
 
 from intune_callbacks import ConfigError, TunerConfig, lightning_fit
+from intune_callbacks.installing import install_line
 from intune_callbacks.lightning import InTuneCallback
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -135,7 +136,7 @@ def test_no_lightning_installed_says_what_to_install() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "MissingPackage" in run.stderr
-    assert "pip install 'intune-callbacks[lightning]'" in run.stderr
+    assert install_line("lightning") in run.stderr
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------
