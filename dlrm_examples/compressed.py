@@ -17,9 +17,9 @@ from typing import Any
 
 from dlrm_examples.blocks import pread
 from dlrm_examples.tsv import Block
-from intune_callbacks.errors import MissingPackage
+from intune_callbacks.errors import BadData, MissingPackage
 
-__all__ = ["Cursor", "FrameRef", "PieceRef", "compression", "read_frames", "scan_compressed"]
+__all__ = ["Cursor", "FrameRef", "NotWhole", "PieceRef", "compression", "read_frames", "scan_compressed"]
 
 SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 GZIP_WINDOW = 31  # zlib's number for "gzip header, largest window"
@@ -131,6 +131,10 @@ def _zstandard() -> Any:
     return zstandard
 
 
+class NotWhole(BadData, OSError):
+    """A compressed file is damaged, or ends too early."""
+
+
 class _Stream:
     """Decompressed bytes of a file, or of its part from a frame on, given its compressed bytes one after the other."""
 
@@ -153,13 +157,13 @@ class _Stream:
                 if self._decompressor.eof:
                     chunk, self._decompressor = self._decompressor.unused_data, None
         except Exception as error:
-            raise OSError(f"{self.path}: not a whole {compression(self.path)} file: {error}") from error
+            raise NotWhole(f"{self.path}: not a whole {compression(self.path)} file: {error}") from error
         return b"".join(parts)
 
     def finish(self) -> None:
         """Say that the file has ended."""
         if self._decompressor is not None:
-            raise OSError(f"{self.path}: not a whole {compression(self.path)} file: it ends too early")
+            raise NotWhole(f"{self.path}: not a whole {compression(self.path)} file: it ends too early")
 
     def _fresh(self) -> Any:
         return _zstandard().ZstdDecompressor().decompressobj() if self.zstd else zlib.decompressobj(GZIP_WINDOW)

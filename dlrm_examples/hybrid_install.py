@@ -9,8 +9,8 @@ from intune_callbacks.errors import MissingPackage
 __all__ = ["INSTALL", "MissingTorchRec", "require"]
 
 INSTALL = (
-    "pip install fbgemm-gpu-cpu==1.8.0 tensordict pyre-extensions",
-    "pip install --no-deps torchrec==1.8.0",
+    "python -m pip install fbgemm-gpu-cpu==1.8.0 tensordict pyre-extensions",
+    "python -m pip install --no-deps torchrec==1.8.0",
 )
 """For torch 2.13; with CUDA, fbgemm-gpu==1.8.0 instead of fbgemm-gpu-cpu.
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from intune_callbacks.errors import BadData
+
 __all__ = [
     "CATEGORIES",
     "COLUMNS",
@@ -58,7 +60,7 @@ LONGEST_INTEGER = 16
 Select = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 
 
-class BadRow(ValueError):
+class BadRow(BadData):
     """A line, or a row of a Parquet file, that is not a Criteo row.
 
     Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from intune_callbacks.report import card_rows, end_card
-from intune_callbacks.spelling import ARROW, COLOURS, SLOWER
+from intune_callbacks.spelling import ARROW, COLOURS, SLOWER, wrapped
 
 __all__ = ["show"]
 
@@ -26,7 +26,7 @@ def show(report: Mapping[str, Any], folder: Path | None = None) -> None:
     if console is not None:
         console.print(_panel(report, folder))
         return
-    text, encoding = end_card(report, folder), getattr(sys.stdout, "encoding", None) or "utf-8"
+    text, encoding = wrapped(end_card(report, folder)), getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding))
 
 

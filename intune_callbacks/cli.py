@@ -13,7 +13,7 @@ from typing import Any
 import recipes
 from intune_callbacks import __version__
 from intune_callbacks.config import MODES
-from intune_callbacks.errors import BuildFailed, ConfigError, MissingPackage
+from intune_callbacks.errors import BadData, BuildFailed, ConfigError, MissingPackage
 
 __all__ = ["main"]
 
@@ -30,14 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 if all went well, 1 if a file was in the way, there was no job to watch or nobody reads what is printed, 2 for
-        a wrong command line or configuration or if the tf.data operations cannot be built, 130 when interrupted.
+        a wrong command line, configuration or data file or if the tf.data operations cannot be built, 130 when
+        interrupted.
     """
     options = _parse(arguments)
     try:
         code = int(options.command(options))
         sys.stdout.flush()
         return code
-    except (BuildFailed, ConfigError, MissingPackage) as error:
+    except (BadData, BuildFailed, ConfigError, MissingPackage) as error:
         print(f"intune: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"intune {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    ls = commands.add_parser("ls", help="list the recipes")
+    ls = commands.add_parser("ls", help="list the recipes, each with the extra it needs")
     ls.set_defaults(command=_ls)
 
     cp = commands.add_parser("cp", help="copy a recipe's configuration, to edit it")
@@ -160,9 +161,10 @@ def _add_compare(commands: Any) -> None:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    width = max(len(name) for name in recipes.names())
+    width, wide = (max(len(word(name)) for name in recipes.names()) for word in (str, recipes.needs))
     for name in recipes.names():
-        print(f"{name:<{width}}  {recipes.summary(name)}")
+        print(f"{name:<{width}}  {recipes.needs(name):<{wide}}  {recipes.summary(name)}")
+    print("\n[...] is the extra that a recipe needs, as in: python -m pip install '.[dlrm]'     in a clone")
     return 0
 
 

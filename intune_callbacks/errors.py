@@ -1,6 +1,7 @@
 """The error tree, and the one way to warn.
 
 InTuneError
+├── BadData           a data file cannot be read; the message names it
 ├── BuildFailed       the tf.data operations could not be compiled or loaded; carries the compiler's words
 ├── ConfigError       several problems of a configuration, reported together
 ├── MissingPackage    an optional package is needed; carries the exact install line
@@ -16,11 +17,24 @@ from collections.abc import Sequence
 
 from intune_callbacks.installing import install_line
 
-__all__ = ["BuildFailed", "ConfigError", "InTuneError", "MissingPackage", "PipelineError", "WorkerDied", "warn"]
+__all__ = [
+    "BadData",
+    "BuildFailed",
+    "ConfigError",
+    "InTuneError",
+    "MissingPackage",
+    "PipelineError",
+    "WorkerDied",
+    "warn",
+]
 
 
 class InTuneError(Exception):
     """Base of every error raised by this package."""
+
+
+class BadData(InTuneError, ValueError):
+    """A data file, or a row of one, cannot be read; the message names it and says what is wrong."""
 
 
 class BuildFailed(InTuneError, RuntimeError):

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec
 from intune_callbacks.agent.reward import worth
 from intune_callbacks.config import TunerConfig, resolve_mode, sourced
 from intune_callbacks.errors import ConfigError, warn
+from intune_callbacks.files import unwritable
 from intune_callbacks.history import Decision
 from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.page.commands import at_the_end
@@ -75,6 +76,8 @@ class Settings:
             problems += error.problems
         if run_dir is not None and not isinstance(run_dir, (str, Path)):
             problems.append(f"run_dir={run_dir!r}: expected a folder's path or None, got {type(run_dir).__name__}")
+        elif run_dir is not None and resolved != "off" and (why := unwritable(Path(run_dir))) is not None:
+            problems.append(f"run_dir={str(run_dir)!r}: {why}; expected a folder that can be written, or None")
         if not isinstance(show_card, bool):
             problems.append(f"show_card={show_card!r}: expected True or False, got {type(show_card).__name__}")
         if warm_start is not None and (not isinstance(warm_start, (str, Path)) or not str(warm_start)):
@@ -127,6 +130,10 @@ class TunedFit:
         self.config, self.mode_source, self.show_card = settings.config, settings.mode_source, settings.show_card
         self._sources = dict.fromkeys(settings.given, "argument")
         folder = settings.run_dir
+        if folder is not None and (why := unwritable(folder)) is not None:
+            # It could be written when the callback was made; a training is not ended for want of a report.
+            warn(f"InTune writes no files: run_dir={str(folder)!r}: {why}. Training goes on and is tuned all the same")
+            folder = None
         self.run_dir = folder / f"rank{rank}" if folder is not None and world > 1 else folder
         self.frozen: str | None = None
         self.tuner: Tuner | None = None

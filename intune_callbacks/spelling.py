@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ __all__ = [
     "warm_start",
     "whole_rate",
     "with_window",
+    "wrapped",
 ]
 
 NOTHING = "–"
@@ -54,6 +56,7 @@ ARROW = " -> "
 """From one value to the next, in plain text."""
 PAGE_ARROW = "\u00a0→\u00a0"
 """The same on the page, kept together at the end of a line."""
+COLUMNS, INDENT = 80, 8
 SECONDS_UP_TO, MINUTES_UP_TO = 180.0, 3 * 3600.0
 WHOLE_GB_FROM = 10e9
 
@@ -241,3 +244,28 @@ def setting(given: object) -> str:
     if isinstance(given, Mapping) and "value" in given:
         return f"{given['value']} (from {given['source']})" if given.get("source") else str(given["value"])
     return NOTHING if given is None else str(given)
+
+
+def wrapped(text: str) -> str:
+    """Return plain text in lines of a terminal's width; what is continued stands 8 columns to the right.
+
+    A line that begins with spaces is left as it is: it may be code to paste. So is a path or any other long word.
+    """
+    lines = []
+    for line in text.split("\n"):
+        if len(line) <= COLUMNS or line.startswith(" "):
+            lines.append(line)
+            continue
+        begin, indent = line, ""
+        while len(indent + begin) > COLUMNS:
+            # Between two figures rather than within one, whose thousands stand apart.
+            cut = begin.rfind("   ", INDENT, COLUMNS + 1 - len(indent))
+            if cut < 0:
+                break
+            lines.append(indent + begin[:cut])
+            begin, indent = begin[cut:].lstrip(), INDENT * " "
+        lines += textwrap.wrap(
+            begin, COLUMNS, initial_indent=indent, subsequent_indent=INDENT * " ",
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join(lines)

@@ -6,7 +6,10 @@ import sys
 import time
 from pathlib import Path
 
+from intune_callbacks.errors import ConfigError
+from intune_callbacks.files import nearest_folder
 from intune_callbacks.follow import Job
+from intune_callbacks.spelling import wrapped
 from intune_callbacks.watch_view import line, live, view
 
 __all__ = ["watch"]
@@ -21,7 +24,7 @@ def watch(folder: Path, *, wait_s: float = 300.0, period_s: float = PERIOD_S) ->
     when its effect is known, that is at the next one.
 
     Args:
-        folder: the job's ``run_dir``; neither it nor the history need exist yet.
+        folder: the job's ``run_dir``; it need not exist yet, but what it will be in must.
         wait_s: seconds to wait for the first decision of a running job.
         period_s: seconds between two looks at the files.
 
@@ -29,8 +32,14 @@ def watch(folder: Path, *, wait_s: float = 300.0, period_s: float = PERIOD_S) ->
         0 when the job has ended or Ctrl+C was pressed, 1 when no running job was met in time.
 
     Raises:
+        ConfigError: the folder cannot come: what it would be in is not there, or is a file.
         MissingPackage: stdout is a terminal and rich is not installed.
     """
+    there = nearest_folder(folder)
+    if there not in (folder, folder.absolute().parent) or not there.is_dir():
+        why = "is a file" if there.is_file() else "is not there"
+        what = there if there.is_file() else folder.absolute().parent
+        raise ConfigError([f"DIR={str(folder)!r}: {what} {why}; expected the run_dir of a job that runs or will run"])
     job = Job(folder)
     try:
         show = _show_live if sys.stdout.isatty() else _show_lines
@@ -62,11 +71,11 @@ def _met(job: Job, wait_s: float, period_s: float) -> bool:
 
 def _show_lines(job: Job, period_s: float) -> bool:
     for rank in job.ranks:
-        print(line(rank, rank.decisions[-1]), flush=True)
+        print(wrapped(line(rank, rank.decisions[-1])), flush=True)
     while True:
         over = job.is_over  # asked first: what was written before the report is still read
         for rank, decision in job.read():
-            print(line(rank, decision), flush=True)
+            print(wrapped(line(rank, decision)), flush=True)
         if over:
             _say_end(job)
             return True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from intune_callbacks.config import nearest
 from intune_callbacks.errors import ConfigError
 
-__all__ = ["names", "source", "summary"]
+__all__ = ["names", "needs", "source", "summary"]
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -37,3 +38,11 @@ def summary(name: str) -> str:
     """Return the first line of a recipe's header: what it trains."""
     first = source(name).read_text(encoding="utf-8").splitlines()[0]
     return first.lstrip("# ").rstrip()
+
+
+def needs(name: str) -> str:
+    """Return what a recipe needs besides the package, from its header: an extra, such as ``[dlrm]``, and TorchRec."""
+    told = "\n".join(line for line in source(name).read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+    found = re.search(r"^# install .*\.(\[[\w,-]+\])", told, re.MULTILINE)
+    assert found is not None, f"{name} does not say how it is installed"
+    return found[1] + (", TorchRec" if "install --no-deps torchrec" in told else "")

@@ -16,7 +16,7 @@ from intune_callbacks.errors import ConfigError
 from intune_callbacks.history import describe
 from intune_callbacks.monitor.resources import MachineProbe
 from intune_callbacks.report import build_report
-from intune_callbacks.spelling import amount
+from intune_callbacks.spelling import amount, four_digits, number
 from intune_callbacks.types import Observation, Stage
 from recipes.config import Config
 from recipes.sections import HASHED
@@ -177,16 +177,18 @@ def observed(marks: Marks, threads: dict[str, int]) -> dict[str, Any]:
     return describe([_observation(marks, threads)])
 
 
-def tested(found: Mapping[str, float]) -> dict[str, Any]:
+def tested(figures: Mapping[str, float]) -> dict[str, Any]:
     """Return what the report says about the held-out rows.
 
     Args:
-        found: what `metrics.evaluate` gave.
+        figures: what `metrics.evaluate` gave.
     """
+    # Of rows that are all clicks, or none, there is no AUC, and JSON knows no NaN.
+    found = {key: number(value) for key, value in figures.items()}
     names = {"auc": "auc", "accuracy": "accuracy", "log_loss": "loss"}
     return {
         "auc": found["auc"],
-        "test": {**{name: found[key] for name, key in names.items()}, "rows": round(found["rows"])},
+        "test": {**{name: found[key] for name, key in names.items()}, "rows": round(found["rows"] or 0)},
     }
 
 
@@ -194,7 +196,7 @@ def result_table(outcome: Outcome) -> str:
     """Return what a run gave as a table of two lines: quality on the held-out rows, speed over the last half."""
     test = {"auc": outcome.report["auc"], **outcome.report.get("test", {})}
     quality = {"AUC": "auc", "accuracy": "accuracy", "log loss": "log_loss"}
-    cells = {title: f"{test[key]:.4f}" for title, key in quality.items() if key in test}
+    cells = {title: four_digits(test[key]) for title, key in quality.items() if key in test}
     cells["samples/s"] = amount(outcome.steady["throughput_samples_per_s"])
     cells["data wait"] = f"{outcome.steady['wait_frac']:.1%}"
     return "\n".join("".join(f"{word:<11}" for word in line).rstrip() for line in (cells, cells.values()))

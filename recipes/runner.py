@@ -7,6 +7,7 @@ from intune_callbacks.page.commands import at_the_end
 from intune_callbacks.report import write_report
 from recipes.config import Config, Resolved
 from recipes.outcome import Outcome, files, result_table
+from recipes.ready import check_ready
 
 __all__ = ["Outcome", "files", "run", "train"]
 
@@ -32,9 +33,11 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
         mode_source: where the mode came from.
 
     Raises:
-        ConfigError: there is no usable file, or the data is too small.
+        ConfigError: there is no usable file, the data is too small, or the run's folder cannot be written.
+        BadData: a row or a file turns out to be damaged while it is read.
         MissingPackage: the framework is not installed.
     """
+    check_ready(config)
     # Imported here: whoever trains with one framework need not have the other.
     if config.trainer.strategy == "hybrid":
         from recipes import hybrid_runner

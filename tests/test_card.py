@@ -14,6 +14,7 @@ from test_report import run, slowed
 
 from intune_callbacks.card import show
 from intune_callbacks.report import build_report, end_card, write_report
+from intune_callbacks.spelling import wrapped
 
 TESTS = Path(__file__).parent
 CODE = """
@@ -105,7 +106,7 @@ def test_the_verdict_is_coloured_unless_that_is_not_wanted(tmp_path: Path) -> No
 def test_a_terminal_that_shows_text_only_gets_text(environment: dict[str, str], prefix: str, tmp_path: Path) -> None:
     report = REPORTS["fed"]()
     write_report(tmp_path, report)
-    text = end_card(report, tmp_path) + "\n"
+    text = wrapped(end_card(report, tmp_path)) + "\n"
     ascii_only = "PYTHONIOENCODING" in environment
     expected = text.encode("ascii", "replace").decode() if ascii_only else text
     assert on_a_terminal(tmp_path, code=prefix + CODE, **environment) == expected
@@ -122,4 +123,23 @@ def test_a_run_that_became_slower_is_red_from_the_frame_on(tmp_path: Path) -> No
 def test_a_file_gets_the_plain_card(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = REPORTS["fed"]()
     show(report, tmp_path)
-    assert capsys.readouterr().out == end_card(report, tmp_path) + "\n"
+    printed = capsys.readouterr().out
+    assert words(printed) == words(end_card(report, tmp_path))
+    assert max(len(line) for line in printed.splitlines()) <= 80 < max(map(len, end_card(report).splitlines()))
+
+
+def test_long_lines_are_continued_under_their_text() -> None:
+    pasted = " " * 8 + "x" * 90
+    row = "after   8 042 samples/s   wait 1 %   read 10 · parse 2 · shuffle 2 · collate 1   RAM 1.2 of 25 GB"
+    assert wrapped(f"why     short\n{row}\n{pasted}").splitlines() == [
+        "why     short",
+        "after   8 042 samples/s   wait 1 %   read 10 · parse 2 · shuffle 2 · collate 1",
+        "        RAM 1.2 of 25 GB",
+        pasted,
+    ]
+    sentence = "why     " + "so long a word " * 12
+    lines = wrapped(sentence).splitlines()
+    assert [line[:8].strip() for line in lines] == ["why", "", ""] and max(map(len, lines)) <= 80
+    assert words(wrapped(sentence)) == words(sentence)
+    path = "files   report.json in /" + "a" * 100
+    assert "/" + "a" * 100 in wrapped(path)

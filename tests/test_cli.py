@@ -10,12 +10,17 @@ import pytest
 
 import recipes
 from intune_callbacks import __version__, cli
+from intune_callbacks.installing import install_line
 
 
 def test_ls_names_every_recipe_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ls"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    *lines, empty, told = lines
     assert [line.split()[0] for line in lines] == list(recipes.names())
+    needed = {line.split()[0]: line for line in lines}
+    assert " [dlrm-keras] " in needed["dlrm-keras"] and " [dlrm], TorchRec " in needed["dlrm-lightning-hybrid"]
+    assert not empty and "python -m pip install '.[dlrm]'" in told
     assert "Criteo" in lines[recipes.names().index("dlrm-lightning")]
 
 
@@ -86,7 +91,7 @@ def test_without_yaml_the_error_is_the_line_to_type(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "yaml", None)
     assert cli.main(["run", "dlrm-lightning", "--dry-run"]) == 2
-    assert "pip install 'intune-callbacks[dlrm]'" in capsys.readouterr().err
+    assert install_line("dlrm") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

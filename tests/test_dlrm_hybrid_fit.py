@@ -199,7 +199,7 @@ def test_the_recipe_learns_from_parquet_what_one_process_learns(tmp_path: Path) 
 
 
 def by_hand(config: Config) -> tuple[list[float], list[float], float]:
-    """Return losses, how near the ReLUs came to their kinks, and AUC of one process after one epoch in the order in which Keras's data come."""
+    """Return losses, how near the ReLUs came to their kinks, and AUC: one process, one epoch, Keras's order."""
     model = DLRM(sizes(config), torch.Generator().manual_seed(config.seed))
     optimizer = torch.optim.SGD(model.parameters(), config.trainer.learning_rate)
     options = {"table_rows": table_rows(config), "test_fraction": config.test_frac, "seed": config.seed}

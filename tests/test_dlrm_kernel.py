@@ -12,6 +12,7 @@ import pytest
 from dlrm_examples.blocks import Split
 from dlrm_examples.criteo import chosen_kernel, parse_block, warm_up
 from dlrm_examples.tsv import BadRow, Block, Rows, hashed_table_rows, parse_block_slowly
+from intune_callbacks.installing import install_line
 from tests.dlrm_rows import rows_text
 
 MODULI = hashed_table_rows(100_000)
@@ -137,5 +138,5 @@ except ImportError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == [
         "numpy 1",
-        "numba is not installed; run: pip install 'intune-callbacks[criteo]'",
+        f"numba is not installed; run: {install_line('criteo')}",
     ]

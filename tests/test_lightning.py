@@ -23,6 +23,7 @@ import torchdata.nodes as nodes
 from torch.utils.data import DataLoader, Dataset
 
 from intune_callbacks import ConfigError, TunerConfig, lightning_fit, lightning_hooks
+from intune_callbacks.installing import install_line
 from intune_callbacks.lightning import InTuneCallback
 from intune_callbacks.pipelines.find import Found
 from intune_callbacks.types import Hint
@@ -139,7 +140,7 @@ def test_no_lightning_installed_says_what_to_install() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "MissingPackage" in run.stderr
-    assert "pip install 'intune-callbacks[lightning]'" in run.stderr
+    assert install_line("lightning") in run.stderr
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------

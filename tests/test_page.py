@@ -13,6 +13,7 @@ from fakes import Work
 from page_runs import make_run
 
 from intune_callbacks.page.html import comparison_html, page_html
+from intune_callbacks.page.plot import Plot
 from intune_callbacks.page.runs import Run, read
 from intune_callbacks.report import end_card
 
@@ -60,6 +61,17 @@ class Reader(HTMLParser):
 def page_of(folder: Path, **how: Any) -> tuple[Reader, dict[str, Any]]:
     report = make_run(folder, **how)
     return Reader(page_html(read(folder))), report
+
+
+def test_no_axis_says_800m(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {}
+    plot = Plot(columns, 100.0)
+    for values, form in (([0.0, 0.8], ",~r"), ([900.0, 8042.0], ",~r"), ([5e3, 12e3], "~s")):
+        line = plot.line("y", "y", "--c0", values, range(2))
+        (figure,) = plot.figure("f", "f", [line])
+        assert figure.spec["layout"]["yaxis"]["tickformat"] == form
+    many = [plot.line(f"y{at}", "y", "--c0", [4e3], range(1), area="stacked") for at in range(3)]
+    assert plot.figure("f", "f", many)[0].spec["layout"]["yaxis"]["tickformat"] == "~s"
 
 
 def figure_values(data: dict[str, Any]) -> dict[str, Any]:

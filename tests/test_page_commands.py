@@ -12,6 +12,7 @@ import pytest
 from page_runs import make_run
 
 from intune_callbacks import cli
+from intune_callbacks.installing import install_line
 from intune_callbacks.page import commands
 from intune_callbacks.page.commands import at_the_end
 from intune_callbacks.report import end_card
@@ -69,7 +70,7 @@ def test_without_plotly_the_card_is_printed_and_the_line_of_pip(
     assert cli.main(["report", str(tmp_path)]) == 2
     printed = capsys.readouterr()
     assert printed.out.startswith(end_card(report))
-    assert "plotly is not installed; run: pip install 'intune-callbacks[report]'" in printed.err
+    assert f"plotly is not installed; run: {install_line('report')}" in printed.err
     assert at_the_end(tmp_path) is None
     assert not (tmp_path / "report.html").exists()
 
@@ -79,6 +80,22 @@ def test_a_wrong_directory_ends_without_a_traceback(tmp_path: Path, capsys: pyte
         assert cli.main(words) == 2
         printed = capsys.readouterr().err
         assert "expected" in printed and "Traceback" not in printed
+
+
+def test_compare_names_no_setting_that_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = make_run(tmp_path / "one", 30)
+    values = {"policy": "dqn", "cpus": None, "warmup_batches": 20}
+    one = {name: {"value": value, "source": "default"} for name, value in values.items()}
+    other = {name: {"value": value, "source": "recipe"} for name, value in values.items()}
+    other["warmup_batches"]["value"] = 5
+    for given, expected in ((other, ["warmup_batches"]), (one, []), ({}, [])):  # the last of a run that was not tuned
+        for name, settings in (("one", one), ("two", given)):
+            (tmp_path / name).mkdir(exist_ok=True)
+            told = report | {"settings": settings, "mode_source": f"of {name}"}
+            (tmp_path / name / "report.json").write_text(json.dumps(told))
+        assert cli.main(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in printed if line.endswith("differs")] == expected
 
 
 def test_compare_prints_two_runs_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

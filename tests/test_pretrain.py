@@ -22,6 +22,7 @@ from intune_callbacks.agent.network import Network  # noqa: E402
 from intune_callbacks.agent.phases import ShellConfig  # noqa: E402
 from intune_callbacks.agent.shell import Shell  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
+from intune_callbacks.installing import install_line  # noqa: E402
 from intune_callbacks.sim import card  # noqa: E402
 from intune_callbacks.sim.env import Env  # noqa: E402
 from intune_callbacks.sim.lessons import LessonsConfig  # noqa: E402
@@ -385,4 +386,4 @@ def test_without_torch_the_error_is_the_line_to_type(
     monkeypatch.delitem(sys.modules, "intune_callbacks.sim.pretrain")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert cli.main(["pretrain", "--quick", "--out", str(tmp_path)]) == 2
-    assert "torch is not installed; run: pip install 'intune-callbacks[lightning]'" in capsys.readouterr().err
+    assert f"torch is not installed; run: {install_line('lightning')}" in capsys.readouterr().err

@@ -25,7 +25,7 @@ def damaged(folder: Path) -> Path:
     (file,) = generate(folder / "data", rows=3000, shards=1, seed=3)
     lines = file.read_bytes().splitlines(keepends=True)
     for number in range(BAD):
-        lines.insert(100 + 300 * number, b"no row\n")
+        lines.insert(700 + 300 * number, b"no row\n")  # behind what is looked at before the training
     bad = folder / "damaged.tsv"
     bad.write_bytes(b"".join(lines))
     return bad

@@ -18,6 +18,7 @@ import pytest
 
 from intune_callbacks import cli
 from intune_callbacks.follow import Job, Rank
+from intune_callbacks.installing import install_line
 from intune_callbacks.watch_view import line
 
 TESTS = Path(__file__).parent
@@ -226,6 +227,25 @@ def test_patience_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "run_dir" in told and "mode not off" in told
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("folder", "why"), [("no/run", "no is not there"), ("file", "file is a file"), ("file/run", "file is a file")]
+)
+def test_a_folder_that_cannot_come_is_not_waited_for(
+    folder: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert cli.main(["watch", str(tmp_path / folder), "--wait", "60"]) == 2
+    assert f"{tmp_path}/{why}" in capsys.readouterr().err
+
+
+def test_a_name_without_a_folder_in_front_is_one_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["watch", "never", "--wait", "0"]) == 1
+
+
 def test_ctrl_c_is_an_end_like_another(tmp_path: Path, start: Any) -> None:
     run = start(tmp_path / "run").decide(2)
     watch = Watch(run.folder)
@@ -260,7 +280,7 @@ def test_without_rich_the_line_to_type_is_told(tmp_path: Path, start: Any) -> No
     code += f"from intune_callbacks import cli; raise SystemExit(cli.main(['watch', {str(run.folder)!r}]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "rich is not installed; run: pip install 'intune-callbacks[report]'" in done.stderr
+    assert f"rich is not installed; run: {install_line('report')}" in done.stderr
 
 
 # -- the files ---------------------------------------------------------------------------------------------------------

@@ -98,6 +98,13 @@
     return best;
   };
 
+  const whenOf = (time, unit) => {
+    if (unit === "s") return `${time.toPrecision(3)} s`;
+    const whole = Math.floor(time);
+    const rest = Math.floor((time - whole) * 60);
+    return `${whole} ${unit} ${rest} ${unit === "h" ? "min" : "s"}`;
+  };
+
   const shown = (value, axis) => {
     if (value === null || value === undefined) return "–";
     if (axis.tickformat === ".0%") return (value * 100).toFixed(value < 0.1 ? 1 : 0) + " %";
@@ -113,14 +120,14 @@
       const of = data.decisions;
       const at = decisionAt(x, (axis.range[1] - axis.range[0]) / axis._length);
       const step = of.step[at] === null ? "" : ` · step ${of.step[at].toLocaleString("en").replaceAll(",", " ")}`;
-      line("when", `${data.columns.t[at].toPrecision(4)} ${data.unit}${step}`);
+      line("when", `${whenOf(data.columns.t[at], data.unit)}${step}`);
       of.names.forEach((name, bit) => of.kinds[at] & (1 << bit) && line("kind", name));
       if (of.change[at]) line("change", of.texts[of.change[at]]);
       if (of.reason[at]) line("reason", of.texts[of.reason[at]]);
       if (of.refused[at]) line("refused", "refused: " + of.texts[of.refused[at]]);
       if (of.kinds[at] && of.effect[at] !== null) line("effect", `then × ${of.effect[at].toFixed(2)} samples/s`);
     } else {
-      line("when", `${x.toPrecision(4)} ${axis.ticksuffix.trim()}`);
+      line("when", whenOf(x, axis.ticksuffix.trim()));
     }
     const values = line("values", "");
     for (const trace of spec.data) {

@@ -28,6 +28,7 @@ ALL_SIGNS = {**SIGNS, SEAM: ("line-ns-open", "╵")}
 DASHES = {"solid": "━", "dash": "╍", "dot": "┅"}
 WIDE_PX, NARROW_PX = 250, 210
 DIGITS_OF_TIME = 7
+LONG = 10_000
 MARGIN = {"l": 52, "r": 14, "t": 10, "b": 28}
 
 
@@ -164,11 +165,16 @@ class Plot:
             "tickangle": 0,
         }
         y = rule | {"rangemode": "tozero", "nticks": 6}
-        y |= {"range": [0.0, 1.03], "tickformat": ".0%"} if share else {"tickformat": "~s"}
+        if share:
+            y |= {"range": [0.0, 1.03], "tickformat": ".0%"}
+        else:
+            # SI prefixes for what is long only: 0.8 GB would be "800m".
+            y["tickformat"] = "~s" if self._highest(drawn) >= LONG else ",~r"
         layout = {
             "height": WIDE_PX if wide else NARROW_PX,
             "margin": MARGIN,
             "showlegend": False,
+            "separators": ". ",
             "hovermode": "x",
             "hoverdistance": -1,
             "paper_bgcolor": "--surface",
@@ -180,6 +186,10 @@ class Plot:
         legend = [(t["line"]["color"], DASHES[t["line"]["dash"]], t["meta"]["label"]) for t in drawn]
         legend += [("--ink", ALL_SIGNS[t["meta"]["label"]][1], t["meta"]["label"]) for t in above]
         return [Figure(key, title, tuple(legend), {"data": [*drawn, *above], "layout": layout}, wide)]
+
+    def _highest(self, drawn: Sequence[dict[str, Any]]) -> float:
+        tops = [max((v for v in self._columns[line["y"][1:]] if v is not None), default=0.0) for line in drawn]
+        return sum(tops) if any("stackgroup" in line for line in drawn) else max(tops)
 
 
 def marks(

@@ -15,7 +15,6 @@ from intune_callbacks.spelling import (
     four_digits,
     headline,
     quantity,
-    setting,
     times,
     with_window,
 )
@@ -40,7 +39,7 @@ OF_ALL = (
     ("starts of epochs", "seam_s", "s"),
     ("pauses: start, validation, checkpoints", "paused_s", "s"),
 )
-SETTINGS = (("mode", "mode"), ("mode from", "mode_source"), ("policy", "policy"))
+SETTINGS = (("mode", "mode"), ("policy", "policy"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,10 @@ def two_runs(first: Run, second: Run) -> list[Row]:
     rows.append(Row("steps", amount(one["steps"]), amount(other["steps"]), "", "course"))
     if one["auc"] is not None or other["auc"] is not None:
         rows.append(Row("test AUC", four_digits(one["auc"]), four_digits(other["auc"]), "", "course"))
-    rows += _differing("settings", _settings(one), _settings(other))
+    settings = [_settings(one), _settings(other)]
+    if not (one["settings"] and other["settings"]):  # one of them was not tuned, or has not ended: nothing to compare
+        settings = [{name: values[name] for name in settings[0] if name in settings[1]} for values in settings]
+    rows += _differing("settings", *settings)
     rows += _differing("versions", one["versions"], other["versions"])
     return rows
 
@@ -135,8 +137,13 @@ def _settings(report: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: report[key] for name, key in SETTINGS}
     found["memory soft limit"] = report["memory"].get("soft_limit_frac")
     found |= {f"at first: {_named(stage)}": _with_window(stage, report, "first") for stage in _shown(report)}
-    told = {str(name): setting(given) for name, given in report["settings"].items()}
+    # The value alone: where it was written down makes no other run of it.
+    told = {str(name): _value(given) for name, given in report["settings"].items()}
     return {name: value for name, value in found.items() if name not in told} | told
+
+
+def _value(given: object) -> object:
+    return given["value"] if isinstance(given, Mapping) and "value" in given else given
 
 
 def _differing(group: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Row]:

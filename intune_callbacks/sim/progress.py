@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from intune_callbacks.spelling import wrapped
 from intune_callbacks.types import Clock
 
 __all__ = ["Progress"]
@@ -48,7 +49,7 @@ class Progress:
     def say(self, share: float, text: str) -> None:
         """Show it now."""
         if self._bar is None:
-            print(f"{share:4.0%}  {text}", flush=True)
+            print(wrapped(f"{share:4.0%}  {text}"), flush=True)
         else:
             self._bar.update(self._task, completed=share, description=text)
 
