@@ -67,7 +67,8 @@ def _numbers(entry: Entry, line: str) -> dict[str, int]:
     stage = STAGE.search(remark.strip())
     name = stage["stage"] if stage else _name(call["call"], call["inside"])
     name = entry.stages.get(name, name)
-    value = next(iter(pairs.values()), None) if pairs else _value(call["inside"].strip())
+    known = [value for value in pairs.values() if value is not None]
+    value = known[-1] if known else _value(call["inside"].strip())
     if call["call"] == "prefetch" and name not in entry.settable and not stage:
         name = "+prefetch"
     return {name: value} if name and value is not None else {}
