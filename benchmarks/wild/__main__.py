@@ -11,30 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.output import arguments, table
-from benchmarks.wild.entry import Entry
+from benchmarks.wild.plans import advice, pairs, sweep
 from benchmarks.wild.registry import ENTRIES, missing
-from benchmarks.wild.runs import Key, Store, Workplace
-from benchmarks.wild.table import markdown, row
+from benchmarks.wild.runs import Store, Workplace
+from benchmarks.wild.table import markdown
 
 __all__ = ["main"]
 
-REPEATS = {"short": 5, "long": 3}
-
-
-def pairs(work: Workplace, entries: Sequence[Entry], length: str, repeats: int) -> list[dict[str, Any]]:
-    """Run `off` and `tune` in turn and return the rows of the table.
-
-    Args:
-        work: where.
-        entries: which.
-        length: ``short`` or ``long``.
-        repeats: pairs of each.
-    """
-    for entry in entries:
-        for repeat in range(repeats):
-            for mode in ("off", "tune"):
-                work.run(entry, Key(entry.name, length, mode, repeat))
-    return [found for entry in entries if (found := row(work.store, entry, length)) is not None]
+REPEATS = {"short": 5, "long": 3, "sweep": 3, "advice": 3}
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -44,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--short", action="store_const", const="short", dest="kind", help="20 s, five pairs (default)")
     kinds.add_argument("--long", action="store_const", const="long", dest="kind", help="2 min, three pairs")
+    kinds.add_argument("--sweep", action="store_const", const="sweep", dest="kind", help="search the best numbers")
+    kinds.add_argument("--advice", action="store_const", const="advice", dest="kind", help="paste what advise says")
     kinds.add_argument("--list", action="store_const", const="list", dest="kind", help="list the pipelines")
     parser.add_argument("--repeats", type=int, help="pairs of each")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "intune-wild", help="the data")
@@ -62,7 +48,13 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     if kind == "long" and not given.only:
         entries = [entry for entry in entries if entry.could_gain]
     work = Workplace(given.data, Store(given.json, given.seed), given.quick)
-    rows = pairs(work, entries, kind, given.repeats or (1 if given.quick else REPEATS[kind]))
+    repeats = given.repeats or (1 if given.quick else REPEATS[kind])
+    if kind == "sweep":
+        rows = sweep(work, entries, repeats)
+    elif kind == "advice":
+        rows = advice(work, entries, repeats)
+    else:
+        rows = pairs(work, entries, kind, repeats)
     print(table(rows))
     if given.md is not None:
         given.md.write_text(markdown(rows), encoding="utf-8")

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from benchmarks.wild.data import jpeg, waves
 from benchmarks.wild.entry import Numbers
+from benchmarks.wild.models_torch import options
 
 RATE, COMMANDS = 16_000, 35
 
@@ -65,9 +66,7 @@ def commands_data(folder: Path, rows: int) -> None:
 
 
 def commands(folder: Path, numbers: Numbers, batch: int) -> Any:
-    return DataLoader(
-        SpeechCommands(folder), batch_size=batch, shuffle=True, collate_fn=padded, num_workers=numbers["num_workers"]
-    )
+    return DataLoader(SpeechCommands(folder), batch_size=batch, shuffle=True, collate_fn=padded, **options(numbers))
 
 
 def commands_model() -> Any:
@@ -170,8 +169,7 @@ def clip_data(folder: Path, rows: int) -> None:
 
 
 def clip(folder: Path, numbers: Numbers, batch: int) -> Any:
-    workers = numbers["num_workers"]
-    return DataLoader(Shards(folder, batch), batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    return DataLoader(Shards(folder, batch), batch_size=None, **options(numbers))
 
 
 def clip_model() -> Any:

@@ -45,6 +45,7 @@ ENTRIES = (
         short=Fit(1, 3000),
         long=Fit(1, 15_000),
         sweep={"decode_libsvm": CALLS},
+        stages={"prefetch#2": "+prefetch"},
     ),
     Entry(
         name="deeprec-wide-deep",
@@ -80,6 +81,7 @@ ENTRIES = (
         short=Fit(3, 400),
         long=Fit(15, 400),
         sweep={"process": (0, *CALLS[:4])},
+        stages={"interleave": "", "prefetch": ""},
         read_ms=20,
     ),
     Entry(
@@ -124,7 +126,7 @@ ENTRIES = (
         repository="pytorch/torchrec",
         commit="a48cef79ebc333da92af1311c04b041ee21a8e75",
         path="torchrec/datasets/utils.py",
-        left_out="a row mapper of our own, which hashes the categories; files are opened by torch's FileOpener; 16 shards",
+        left_out="a row mapper of our own, which hashes the categories; torch's FileOpener opens the 16 shards",
         batch=100,
         numbers={"num_workers": 4},
         rows=96_000,

@@ -19,10 +19,10 @@ ENTRIES = (
         repository="Adibvafa/CodonTransformer",
         commit="4a447b01dab860feb81b647ff1ff88ad598517f4",
         path="pretrain.py",
-        left_out="the reader is written as its docstring says (JSON lines, uncompressed if needed), a table of codons is "
-        "the tokenizer, genes have at most 256 codons; one process instead of 16 GPUs",
+        left_out="the reader is written as its docstring says (JSON lines, uncompressed if needed), a table of codons "
+        "is the tokenizer, genes have at most 256 codons; one process instead of 16 GPUs",
         batch=6,
-        numbers={"num_workers": 5},
+        numbers={"num_workers": 5, "persistent_workers": 1},
         rows=6000,
         tiny=240,
         short=Fit(2),
@@ -44,6 +44,7 @@ ENTRIES = (
         short=Fit(3),
         long=Fit(20),
         sweep={"vectorize_text": (0, *CALLS[:4])},
+        stages={"map": "", "prefetch": "", "prefetch#2": "prefetch"},
         read_ms=5,
     ),
     Entry(
@@ -62,7 +63,6 @@ ENTRIES = (
         short=Fit(1, 500),
         long=Fit(1, 3000),
         sweep={"num_workers": WORKERS},
-        stages={"load": "num_workers"},
     ),
     Entry(
         name="bert-pretraining",
@@ -72,8 +72,8 @@ ENTRIES = (
         repository="google-research/bert",
         commit="eedf5716ce1268e56f0a50264a88cafad334ac61",
         path="run_pretraining.py",
-        left_out="parallel_interleave and map_and_batch in today's words, in a fixed order instead of a sloppy one; four "
-        "batches in parallel are 128 records; a small network that predicts the next sentence only",
+        left_out="parallel_interleave and map_and_batch in today's words, in a fixed order instead of a sloppy one; "
+        "four batches in parallel are 128 records; a small network that predicts the next sentence only",
         batch=32,
         numbers={"interleave": 4, "decode_record": 128},
         rows=48_000,
@@ -81,6 +81,7 @@ ENTRIES = (
         short=Fit(1, 1500),
         long=Fit(1, 8000),
         sweep={"interleave": CALLS[:4], "decode_record": (*CALLS, 128)},
+        stages={"prefetch": "+prefetch"},
         read_ms=40,
         could_gain=True,
     ),
@@ -92,7 +93,7 @@ ENTRIES = (
         repository="huggingface/transformers",
         commit="00fc9217d14a19dad09fc6761c49fdd136272590",
         path="examples/pytorch/language-modeling/run_mlm_no_trainer.py",
-        left_out="the table holds tokens already; the collator is written anew; batch 8 as by default; a small transformer",
+        left_out="the table holds tokens already; the collator is written anew; a small transformer",
         batch=8,
         numbers={"num_workers": 0},
         rows=12_000,
@@ -100,7 +101,6 @@ ENTRIES = (
         short=Fit(1),
         long=Fit(6),
         sweep={"num_workers": WORKERS},
-        stages={"load": "num_workers"},
         needs=("datasets",),
     ),
     Entry(
@@ -111,8 +111,8 @@ ENTRIES = (
         repository=KERAS_IO,
         commit="17ce1f3b3d3851611ca5b7ef7af781ed7fbce41e",
         path="examples/structured_data/wide_deep_cross_networks.py",
-        left_out="hashed instead of looked-up words, a smaller network; five epochs instead of one, so that the cache is "
-        "read, too",
+        left_out="hashed instead of looked-up words, a smaller network; five epochs instead of one, so that the cache "
+        "is read, too",
         batch=265,
         numbers={"process": 0},
         rows=132_500,
@@ -120,6 +120,7 @@ ENTRIES = (
         short=Fit(5),
         long=Fit(40),
         sweep={"process": (0, *CALLS[:3])},
+        stages={"interleave": "", "prefetch": "", "prefetch#2": "+prefetch"},
     ),
     Entry(
         name="keras-weather",
@@ -132,6 +133,7 @@ ENTRIES = (
         left_out="fewer rows; no validation",
         batch=256,
         numbers={},
+        stages={"prefetch": "", "prefetch#2": "+prefetch"},
         rows=76_800,
         tiny=2560,
         short=Fit(2),
@@ -153,6 +155,5 @@ ENTRIES = (
         short=Fit(2),
         long=Fit(12),
         sweep={"num_workers": WORKERS},
-        stages={"load": "num_workers"},
     ),
 )

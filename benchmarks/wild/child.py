@@ -1,4 +1,4 @@
-"""One fit in a fresh process: ``python -m benchmarks.wild.child NAME MODE DATA``; the last line is the result in JSON."""
+"""One fit in a fresh process: ``python -m benchmarks.wild.child NAME MODE DATA``; its last line is JSON."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.mode == "make":
         print(json.dumps({"folder": str(folder)}), flush=True)
         return
-    unknown = set(given.numbers) - set(entry.numbers)
+    unknown = set(given.numbers) - entry.settable
     if unknown:
-        parser.error(f"{entry.name} has no number {sorted(unknown)}, only {sorted(entry.numbers)}")
+        parser.error(f"{entry.name} has no number {sorted(unknown)}, only {sorted(entry.settable)}")
     fit = Fit(given.epochs, given.steps)
     result = train(entry, given.mode, folder, {**entry.numbers, **given.numbers}, fit, given.seed)
     print(json.dumps(result), flush=True)

@@ -1,4 +1,4 @@
-"""What one pipeline of the benchmark is: where it comes from, its data, the authors' numbers, how long it is trained."""
+"""What one pipeline of the benchmark is: its source, its data, the authors' numbers, how long it is trained."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Entry:
         tiny: samples in the tests, enough for some batches.
         short, long: fits of about 20 s and 2 min with the authors' numbers on 2 CPUs.
         sweep: values to try per number, where other values keep samples and order.
-        stages: stage in InTune's report -> its number; the others are numbers of the same name.
+        stages: stage in InTune's report -> its number; "" is none of the authors' own, ``+prefetch`` a prefetch at the
+            end where they have none; the others are numbers of the same name.
         read_ms: how much longer each read of the data takes; 0 is the local disk.
         could_gain: it waits for data that other numbers could bring sooner: it gets long fits.
         needs: packages that constraints.txt does not have.
@@ -84,6 +85,12 @@ class Entry:
         return "keras" if self.kind == "tf.data" else "lightning"
 
     @property
+    def settable(self) -> set[str]:
+        """Names of the numbers that can be given."""
+        more = {"+prefetch"} if self.framework == "keras" else {"prefetch_factor", "persistent_workers"}
+        return set(self.numbers) | more
+
+    @property
     def source(self) -> str:
         """One line for tables."""
         return f"{self.repository} {self.path} @ {self.commit[:10]}"
@@ -94,7 +101,8 @@ class Entry:
 
     def load(self, folder: Path, numbers: Numbers) -> Any:
         """Return the loader or dataset with these numbers."""
-        return self._part("")(folder, numbers, self.batch)
+        data = self._part("")(folder, numbers, self.batch)
+        return data.prefetch(numbers["+prefetch"]) if "+prefetch" in numbers else data
 
     def model(self) -> Any:
         """Return the model."""

@@ -6,7 +6,8 @@ import hashlib
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ DROPPED = ("decisions", "settings", "versions", "memory")
 """Of the report: long, and no result."""
 
 
-def train(entry: Entry, mode: str, folder: Path, numbers: Numbers, fit: Fit, seed: int) -> dict[str, Any]:
+def train(entry: Entry, mode: str, folder: Path, numbers: Numbers, fit: Fit, seed: int, **given: Any) -> dict[str, Any]:
     """Train once and return what was measured.
 
     Args:
@@ -31,9 +32,13 @@ def train(entry: Entry, mode: str, folder: Path, numbers: Numbers, fit: Fit, see
         numbers: of the loader.
         fit: how long.
         seed: of model, shuffles and draws.
+        given: arguments of the callback; none in the benchmark.
     """
     run = _keras if entry.framework == "keras" else _lightning
-    losses, clock, report, call_s = run(entry, mode, folder, numbers, fit, seed)
+    clock: dict[str, Any] = {}
+    callbacks = _callbacks(entry.framework, mode, given)
+    losses, call_s = run(entry, folder, numbers, fit, seed, callbacks, clock)
+    report = callbacks[0].report if callbacks else {}
     wall_s, samples = clock["end"] - clock["start"], clock["batches"] * entry.batch
     return {
         "wall_s": round(wall_s, 4),
@@ -82,11 +87,12 @@ def _clocks(base: type, clock: dict[str, Any]) -> tuple[Any, Any]:
     return First(), Last()
 
 
-def _keras(entry: Entry, mode: str, folder: Path, numbers: Numbers, fit: Fit, seed: int) -> tuple[Any, ...]:
+def _keras(
+    entry: Entry, folder: Path, numbers: Numbers, fit: Fit, seed: int, callbacks: Sequence[Any], clock: dict[str, Any]
+) -> tuple[list[float], float]:
     import keras
 
     keras.utils.set_random_seed(seed)
-    callbacks, clock = _callbacks("intune_callbacks.keras", mode), {}
     first, last = _clocks(keras.callbacks.Callback, clock)
     data, model = entry.load(folder, numbers), entry.model()
     begin = time.perf_counter()
@@ -94,17 +100,18 @@ def _keras(entry: Entry, mode: str, folder: Path, numbers: Numbers, fit: Fit, se
         data, epochs=fit.epochs, steps_per_epoch=fit.steps, verbose=0, callbacks=[first, *callbacks, last]
     )  # fmt: skip
     call_s = time.perf_counter() - begin
-    return model.recorded(), clock, callbacks[0].report if callbacks else {}, call_s
+    return model.recorded(), call_s
 
 
-def _lightning(entry: Entry, mode: str, folder: Path, numbers: Numbers, fit: Fit, seed: int) -> tuple[Any, ...]:
+def _lightning(
+    entry: Entry, folder: Path, numbers: Numbers, fit: Fit, seed: int, callbacks: Sequence[Any], clock: dict[str, Any]
+) -> tuple[list[float], float]:
     import pytorch_lightning as pl
 
     from benchmarks.wild.models_torch import Recorded
 
     warnings.simplefilter("ignore")
     pl.seed_everything(seed, verbose=False)
-    callbacks, clock = _callbacks("intune_callbacks.lightning", mode), {}
     first, last = _clocks(pl.Callback, clock)
     data, model = entry.load(folder, numbers), Recorded(entry.model())
     trainer = pl.Trainer(
@@ -122,14 +129,12 @@ def _lightning(entry: Entry, mode: str, folder: Path, numbers: Numbers, fit: Fit
     begin = time.perf_counter()
     trainer.fit(model, train_dataloaders=data)
     call_s = time.perf_counter() - begin
-    return model.losses, clock, callbacks[0].report if callbacks else {}, call_s
+    return model.losses, call_s
 
 
-def _callbacks(module: str, mode: str) -> Sequence[Any]:
+def _callbacks(framework: str, mode: str, given: Mapping[str, Any]) -> Sequence[Any]:
     if mode == "off":
         return []
-    import importlib
-
-    made = importlib.import_module(module).InTuneCallback
+    made = import_module(f"intune_callbacks.{framework}").InTuneCallback
     # Tuning is what a user gets who gives no argument at all.
-    return [made() if mode == "tune" else made(mode=mode)]
+    return [made(**given) if mode == "tune" else made(mode=mode, **given)]

@@ -8,7 +8,18 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-__all__ = ["Convolutional", "Recorded", "Tokens"]
+from benchmarks.wild.entry import Numbers
+
+__all__ = ["Convolutional", "Recorded", "Tokens", "options"]
+
+
+def options(numbers: Numbers) -> dict[str, Any]:
+    """Return the arguments of a DataLoader that are numbers, where there are workers the others, too."""
+    workers = {"num_workers": numbers["num_workers"]}
+    if not numbers["num_workers"]:
+        return workers
+    kept = {"persistent_workers": bool(numbers.get("persistent_workers", 0))}
+    return workers | kept | {name: numbers[name] for name in ("prefetch_factor",) if name in numbers}
 
 
 class Recorded(pl.LightningModule):

@@ -16,6 +16,7 @@ from torch.utils.data.datapipes.iter import FileOpener, IterableWrapper, Mapper
 
 from benchmarks.wild.data import clicks
 from benchmarks.wild.entry import Numbers
+from benchmarks.wild.models_torch import options
 
 DENSE, CATEGORIES, WORDS = 13, 26, 1000
 
@@ -82,7 +83,7 @@ dlrm_data = arrays_data
 
 def dlrm(folder: Path, numbers: Numbers, batch: int) -> Any:
     data = CriteoDataset(folder / "train.npz")
-    return DataLoader(data, batch_size=batch, num_workers=numbers["num_workers"], collate_fn=offset_collate)
+    return DataLoader(data, batch_size=batch, **options(numbers), collate_fn=offset_collate)
 
 
 def dlrm_model() -> Any:
@@ -105,7 +106,7 @@ def deepctr(folder: Path, numbers: Numbers, batch: int) -> Any:
     with np.load(folder / "train.npz") as data:
         rows = np.concatenate([data["X_cat"], np.log1p(data["X_int"])], axis=-1).astype(np.float32)
         tensors = TensorDataset(torch.from_numpy(rows), torch.from_numpy(data["y"].astype(np.float32)[:, None]))
-    return DataLoader(tensors, shuffle=True, batch_size=batch, num_workers=numbers["num_workers"])
+    return DataLoader(tensors, shuffle=True, batch_size=batch, **options(numbers))
 
 
 def deepctr_model() -> Any:
@@ -162,7 +163,7 @@ def torchrec(folder: Path, numbers: Numbers, batch: int) -> Any:
     for path in sorted(folder.glob("*.tsv")):
         lines = ReadLinesFromCSV(FileOpener(IterableWrapper([str(path)]), mode="r"))
         pipes.append(Mapper(lines, row_mapper).batch(batch).collate())
-    return DataLoader(ParallelReadConcat(*pipes), num_workers=numbers["num_workers"], batch_size=None)
+    return DataLoader(ParallelReadConcat(*pipes), **options(numbers), batch_size=None)
 
 
 def torchrec_model() -> Any:

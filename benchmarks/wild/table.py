@@ -9,12 +9,12 @@ from typing import Any
 from benchmarks.wild.entry import Entry
 from benchmarks.wild.runs import Store
 
-__all__ = ["headline_is_true", "markdown", "ratios", "row"]
+__all__ = ["headline_is_true", "losses", "markdown", "ratios", "row", "spread"]
 
 CLOSE = 0.03
 
 
-def ratios(store: Store, name: str, length: str, mode: str = "tune", numbers: str = "") -> list[float]:
+def ratios(store: Store, name: str, length: str, mode: str = "tune", numbers: str = "", first: int = 0) -> list[float]:
     """Return how many times as fast the whole fits were as those without InTune, pair by pair.
 
     Args:
@@ -23,10 +23,11 @@ def ratios(store: Store, name: str, length: str, mode: str = "tune", numbers: st
         length: ``short`` or ``long``.
         mode: of InTune.
         numbers: of the other runs, if not the authors'.
+        first: earlier repeats are left out.
     """
     stock = {run["repeat"]: run["wall_s"] for run in store.all(name, length, "off")}
     others = {run["repeat"]: run["wall_s"] for run in store.all(name, length, mode, numbers)}
-    return [stock[repeat] / others[repeat] for repeat in sorted(stock.keys() & others.keys())]
+    return [stock[repeat] / others[repeat] for repeat in sorted(stock.keys() & others.keys()) if repeat >= first]
 
 
 def headline_is_true(run: dict[str, Any]) -> bool | None:
@@ -54,11 +55,8 @@ def row(store: Store, entry: Entry, length: str) -> dict[str, Any] | None:
     return {
         "pipeline": entry.name,
         "off_s": round(median(run["wall_s"] for run in stock), 1),
-        "ratio": round(median(found), 3),
-        "min": round(min(found), 3),
-        "max": round(max(found), 3),
-        "pairs": len(found),
-        "losses": _losses(stock, tuned),
+        **spread("ratio", found),
+        "losses": losses(stock, tuned),
         "verdict": typical["report"].get("verdict") or "no report",
         "next": " / ".join(str(typical["report"].get("next", "")).splitlines()),
         "headline": "-" if None in told else "true" if all(told) else f"false in {told.count(False)} of {len(told)}",
@@ -69,7 +67,14 @@ def row(store: Store, entry: Entry, length: str) -> dict[str, Any] | None:
     }
 
 
-def _losses(stock: Sequence[dict[str, Any]], tuned: Sequence[dict[str, Any]]) -> str:
+def spread(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """Return the columns of a repeated measurement: median, smallest, largest, how many."""
+    middle, low, high = (round(of(values), 3) for of in (median, min, max))
+    return {name: middle, "min": low, "max": high, "pairs": len(values)}
+
+
+def losses(stock: Sequence[dict[str, Any]], tuned: Sequence[dict[str, Any]]) -> str:
+    """Return whether the losses of two kinds of runs are the same, bit by bit."""
     without, with_us = ({run["losses"] for run in runs} for runs in (stock, tuned))
     if len(without) > 1:
         return "not the same without us"

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from benchmarks.wild.data import SEED, sentences
 from benchmarks.wild.entry import Numbers
-from benchmarks.wild.models_torch import Tokens
+from benchmarks.wild.models_torch import Tokens, options
 
 # -- Adibvafa/CodonTransformer: one JSON file, each of 5 workers reads all of it and keeps its part --------------------
 
@@ -69,9 +69,8 @@ def mask(inputs: torch.Tensor, special: int, low: int, high: int) -> dict[str, t
 
 
 def codons(folder: Path, numbers: Numbers, batch: int) -> Any:
-    workers = numbers["num_workers"]
     lines = JsonLines(folder / "train.json.gz")
-    return DataLoader(lines, collate_fn=masked, batch_size=batch, num_workers=workers, persistent_workers=workers > 0)
+    return DataLoader(lines, collate_fn=masked, batch_size=batch, **options(numbers))
 
 
 codons_data = codon_data
@@ -104,7 +103,7 @@ def chars_data(folder: Path, rows: int) -> None:
 def chars(folder: Path, numbers: Numbers, batch: int) -> Any:
     data = CharDataset((folder / "input.txt").read_text(), 128)
     sampler = RandomSampler(data, replacement=True, num_samples=int(1e10))
-    return DataLoader(data, sampler=sampler, batch_size=batch, num_workers=numbers["num_workers"])
+    return DataLoader(data, sampler=sampler, batch_size=batch, **options(numbers))
 
 
 def chars_model() -> Any:
@@ -135,9 +134,7 @@ def hf(folder: Path, numbers: Numbers, batch: int) -> Any:
     from datasets import load_from_disk
 
     table = load_from_disk(str(folder / "train"))
-    return DataLoader(
-        table, shuffle=True, collate_fn=data_collator, batch_size=batch, num_workers=numbers["num_workers"]
-    )
+    return DataLoader(table, shuffle=True, collate_fn=data_collator, batch_size=batch, **options(numbers))
 
 
 def hf_model() -> Any:
@@ -184,7 +181,7 @@ def widedeep_data(folder: Path, rows: int) -> None:
 
 def widedeep(folder: Path, numbers: Numbers, batch: int) -> Any:
     data = WideDeepDataset(folder / "adult.npz")
-    return DataLoader(data, batch_size=batch, shuffle=True, num_workers=numbers["num_workers"])
+    return DataLoader(data, batch_size=batch, shuffle=True, **options(numbers))
 
 
 def widedeep_model() -> Any:

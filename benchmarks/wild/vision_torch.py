@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from benchmarks.wild.data import SEED, pictures
 from benchmarks.wild.entry import Numbers
-from benchmarks.wild.models_torch import Convolutional
+from benchmarks.wild.models_torch import Convolutional, options
 
 CLASSES = 10
 MEAN, SPREAD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -65,7 +65,7 @@ def imagenet_data(folder: Path, rows: int) -> None:
 
 
 def imagenet(folder: Path, numbers: Numbers, batch: int) -> Any:
-    return DataLoader(ImageFolder(folder), batch_size=batch, shuffle=True, num_workers=numbers["num_workers"])
+    return DataLoader(ImageFolder(folder), batch_size=batch, shuffle=True, **options(numbers))
 
 
 def imagenet_model() -> Any:
@@ -101,7 +101,7 @@ def cifar_data(folder: Path, rows: int) -> None:
 
 def cifar(folder: Path, numbers: Numbers, batch: int) -> Any:
     data = Cifar(folder / "train.npz")
-    return DataLoader(data, batch_size=batch, shuffle=True, num_workers=numbers["num_workers"])
+    return DataLoader(data, batch_size=batch, shuffle=True, **options(numbers))
 
 
 def cifar_model() -> Any:
@@ -201,7 +201,7 @@ def yolo(folder: Path, numbers: Numbers, batch: int) -> Any:
     generator = torch.Generator()
     generator.manual_seed(6148914691236517205)
     return InfiniteDataLoader(
-        Mosaics(folder, 320), batch_size=batch, shuffle=True, num_workers=numbers["num_workers"],
+        Mosaics(folder, 320), batch_size=batch, shuffle=True, **options(numbers),
         collate_fn=numbered, generator=generator,
     )  # fmt: skip
 
