@@ -186,7 +186,7 @@ def test_an_empty_stage_keeps_functions_off_the_next_stages_workers(native: tf_n
 def test_inside_an_interleave_the_calls_are_timed(native: tf_native.Native, key: str) -> None:
     def slow(number: Any) -> Any:
         inner = tf.data.Dataset.range(number * 5, number * 5 + 5).map(Calls(0.01))
-        return staged(native, inner, key, "slow", inside=True)
+        return staged(native, inner, key, "slow", role=tf_native.INSIDE)
 
     source = tf.data.Dataset.range(6).interleave(slow, cycle_length=3, num_parallel_calls=3)
     dataset = staged(native, source, key, "slow")

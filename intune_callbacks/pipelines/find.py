@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from intune_callbacks.pipelines.watched import WatchedLoader
@@ -91,7 +92,7 @@ def _dataset(dataset: Any, clock: Clock, max_workers: int | None, live: bool) ->
     from intune_callbacks.pipelines.tfdata import DatasetPipeline
 
     pipeline = DatasetPipeline(dataset, clock=clock, max_workers=max_workers, live=live)
-    return Found(pipeline if pipeline.stages() else None, pipeline.why)
+    return Found(pipeline if pipeline.stages() else None, pipeline.why, pipeline.hints)
 
 
 def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) -> Found:
@@ -108,14 +109,41 @@ def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) 
 
 
 def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kind: str, live: bool) -> Found:
-    from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
+    from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
+
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        why = "datapipes shard themselves by worker; use a map-style Dataset or torchdata.nodes"
+        return Found(None, why, _loader_hints(loader, is_iterable=True))
+    map_style = not isinstance(loader.dataset, IterableDataset)
+    found = _live_loader(loader, clock, max_workers, workers_kind, live, map_style)
+    return replace(found, hints=_loader_hints(loader, is_iterable=not map_style))
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _loader_hints(loader: Any, *, is_iterable: bool) -> tuple[Hint, ...]:
+    workers, cpus = loader.num_workers, _cpus()
+    if workers > cpus:
+        what = f"the DataLoader has {workers} workers on {cpus} CPU{'s' * (cpus != 1)}"
+        return (Hint(what, f"num_workers={cpus}  # more only where they wait for reads", "workers"),)
+    if is_iterable and workers == 0:
+        kind = type(loader.dataset).__name__
+        what = f"{kind} is read with num_workers=0: each batch is made while the training waits"
+        remark = "if the dataset gives each worker a share of its own (get_worker_info, sharding_filter)"
+        return (Hint(what, f"num_workers={max(1, min(4, cpus - 1))}  # {remark}", "loader"),)
+    return ()
+
+
+def _live_loader(
+    loader: Any, clock: Clock, max_workers: int | None, workers_kind: str, live: bool, map_style: bool
+) -> Found:
+    from torch.utils.data import DataLoader
 
     from intune_callbacks.pipelines.torch_loader import MapLoader
     from intune_callbacks.pipelines.torch_window import WindowLoader
 
-    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
-        return Found(None, "datapipes shard themselves by worker; use a map-style Dataset or torchdata.nodes")
-    map_style = not isinstance(loader.dataset, IterableDataset)
     if not live:
         window = (loader.prefetch_factor or 1) * loader.num_workers
         remark = "" if map_style else f"was {loader.num_workers}; the samples' order follows the workers"

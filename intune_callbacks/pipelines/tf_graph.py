@@ -97,6 +97,13 @@ class DatasetGraph:
         value = tf.make_ndarray(source.attr["value"].tensor)
         return int(value) if value.shape == () and value.dtype.kind in "iub" else None
 
+    def shape_of(self, text: str) -> tuple[int, ...] | None:
+        """Return the shape of a constant that is an input of a node; None when it is none."""
+        source = self._by_name.get(_source(text))
+        if source is None or source.op != "Const":
+            return None
+        return tuple(side.size for side in source.attr["value"].tensor.tensor_shape.dim)
+
     def set_number(self, node: Any, argument: str, value: int) -> None:
         """Give a node another constant for one of its arguments."""
         at = self.position(node, argument)

@@ -7,7 +7,7 @@ the same library, in microseconds; no TensorFlow operation runs.
 What a graph with these operations has to mind:
 
 * `use_unbounded_threadpool` maps bring their own threads and never ask for ours: switch the attribute off.
-* The workers of a parallel interleave are its own threads; put a second `IntuneStage` with ``inside=True`` at the end
+* The workers of a parallel interleave are its own threads; put a second `IntuneStage` with ``role=INSIDE`` at the end
   of its function to time what they do, and to let `set_readers` say how many of them do so at once.
 * Functions of stages without an operation of their own compute on the next stage downstream; an `IntuneStage` with an
   empty name in between sends them to TensorFlow's pool instead.
@@ -26,10 +26,11 @@ from typing import Any
 
 from intune_callbacks.pipelines import tf_build
 
-__all__ = ["SINK_OP", "STAGE_OP", "Native", "SinkReading", "StageReading", "load"]
+__all__ = ["BEFORE", "BEHIND", "INSIDE", "SINK_OP", "STAGE_OP", "Native", "SinkReading", "StageReading", "load"]
 
 STAGE_OP, SINK_OP = "IntuneStage", "IntuneSink"
-STAGE_VALUES, SINK_VALUES = 14, 5
+BEHIND, INSIDE, BEFORE = 0, 1, 2
+STAGE_VALUES, SINK_VALUES = 16, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class StageReading:
         node_busy_s: processing seconds according to tf.data's own model, 0.0 without a model.
         waiting: closures that wait for a worker, or threads of an interleave for their turn to read, now.
         readers: threads of an interleave that may read at once, 0 while that is not known.
+        most: threads an interleave can have, 0 while that is not known.
+        ended: the interleave has taken its last input, and gets no more threads.
     """
 
     items: int
@@ -67,6 +70,8 @@ class StageReading:
     node_busy_s: float
     waiting: int = 0
     readers: int = 0
+    most: int = 0
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ class Native:
         output_types: Sequence[Any],
         output_shapes: Sequence[Any],
         *,
-        inside: bool = False,
+        role: int = 0,
     ) -> Any:
         """Add a stage's operation downstream of a dataset.
 
@@ -131,7 +136,8 @@ class Native:
             stage: the stage's name; empty for an operation that only keeps others' workers away.
             output_types: dtypes of the element's flat components.
             output_shapes: their shapes.
-            inside: time the calls themselves: for the end of an interleave's function.
+            role: where it is: `BEHIND` the stage, `INSIDE` at the end of an interleave's function, to time and limit the
+                reading itself, or `BEFORE` an interleave, to know when its input ends.
 
         Returns:
             The variant tensor of the same elements.
@@ -140,7 +146,7 @@ class Native:
             input_dataset_variant,
             pipeline=pipeline,
             stage=stage,
-            inside=inside,
+            role=role,
             output_types=output_types,
             output_shapes=output_shapes,
         )
@@ -216,17 +222,18 @@ class Native:
     def set_readers(self, pipeline: str, stage: str, readers: int, ahead: int) -> int:
         """Let at most so many threads of an interleave read at once, from now on and in later iterators.
 
-        The interleave itself keeps all the threads it can use, from the next iterator on: TensorFlow starts no more of
-        them once the last file was opened. Threads that open files ahead are not counted, as TensorFlow does not.
+        Fewer wait their turn at a gate of ours, for TensorFlow would not start them again. More are started as long as
+        the interleave has input (`StageReading.ended`), else the next iterator has them. Threads that open files ahead
+        are not counted, as TensorFlow does not.
 
         Args:
             pipeline: the pipeline's key.
             stage: the interleave's name.
-            readers: 1 or more; 0 for all.
+            readers: 1 or more; 0 for as many as it begins with.
             ahead: elements of each of its datasets that may be read before their turn.
 
         Returns:
-            What is in force; 0 for all of them while no iterator has said how many there are.
+            What is in force; `readers` while no iterator runs.
         """
         wanted = max(0, min(readers, 2**30))
         return int(self._library.intune_set_readers(pipeline.encode(), stage.encode(), wanted, ahead))
@@ -260,7 +267,7 @@ class Native:
 
 def _stage_reading(values: list[float]) -> StageReading:
     items, busy_s, busy_s2, cpu_s, closures, queued, window, limit, running, size, node_items, node_s, *more = values
-    waiting, readers = more
+    waiting, readers, most, ended = more
     return StageReading(
         items=int(items),
         busy_s=busy_s,
@@ -276,6 +283,8 @@ def _stage_reading(values: list[float]) -> StageReading:
         node_busy_s=node_s,
         waiting=int(waiting),
         readers=int(readers),
+        most=int(most),
+        ended=bool(ended),
     )
 
 

@@ -14,7 +14,9 @@ import tensorflow as tf
 from tensorflow.python.data.util import structure
 
 from intune_callbacks.pipelines.tf_graph import DatasetGraph, attr, functions_of
-from intune_callbacks.pipelines.tf_native import SINK_OP, STAGE_OP
+from intune_callbacks.pipelines.tf_hints import hints_of
+from intune_callbacks.pipelines.tf_native import BEFORE, BEHIND, INSIDE, SINK_OP, STAGE_OP
+from intune_callbacks.types import Hint
 
 __all__ = ["AUTO_BUFFER", "KNOBS", "GraphStage", "Rewritten", "rewrite"]
 
@@ -75,11 +77,13 @@ class Rewritten:
         graph: the edited graph.
         stages: what can be set, sources first.
         notes: one sentence for each thing that cannot, with the smallest change that would help.
+        hints: what is odd about the user's own graph.
     """
 
     graph: DatasetGraph
     stages: tuple[GraphStage, ...]
     notes: tuple[str, ...]
+    hints: tuple[Hint, ...] = ()
 
 
 def rewrite(dataset: Any, pipeline: str | None, *, live: bool, cpus: int = 2) -> Rewritten:
@@ -106,6 +110,7 @@ class _Edit:
         self.taken: dict[str, int] = {}
 
     def run(self) -> Rewritten:
+        hints = hints_of(self.graph)
         if self.live:
             for node in self.graph.nodes():
                 self.make_parallel(node)
@@ -125,7 +130,7 @@ class _Edit:
             stages.append(prefetch)
         if self.pipeline:
             self.end("IntuneSink", SINK_OP)
-        return Rewritten(self.graph, tuple(stages), tuple(self.notes))
+        return Rewritten(self.graph, tuple(stages), tuple(self.notes), hints)
 
     def stage(self, node: Any) -> GraphStage | None:
         kind, argument = KNOBS.get(node.op, (None, ""))
@@ -197,15 +202,16 @@ class _Edit:
         self.insert_stage(self.graph.consumers(node.name)[0].name if stage.fused else node.name, stage.name)
         if stage.kind == "interleave":
             self.time_inside(node, stage.name)
+            self.insert_stage(self.graph.node(node.input[0]).name, stage.name, BEFORE)
 
-    def insert_stage(self, behind: str, name: str) -> None:
+    def insert_stage(self, behind: str, name: str, role: int = BEHIND) -> None:
         node = self.graph.insert_after(behind, STAGE_OP)
-        self.describe(node, name)
+        self.describe(node, name, role)
 
-    def describe(self, node: Any, name: str, inside: bool = False) -> None:
+    def describe(self, node: Any, name: str, role: int = BEHIND) -> None:
         node.attr["pipeline"].s = (self.pipeline or "").encode()
         node.attr["stage"].s = name.encode()
-        node.attr["inside"].b = inside
+        node.attr["role"].i = role
 
     def time_inside(self, node: Any, name: str) -> None:
         """Put the stopwatch where an interleave's own threads read: at the end of the function that makes datasets."""
@@ -219,7 +225,7 @@ class _Edit:
         node.attr["f"].func.name = copy.signature.name
         (output,) = copy.ret
         clock = copy.node_def.add(name="IntuneStageInside", op=STAGE_OP, input=[copy.ret[output]])
-        self.describe(clock, name, inside=True)
+        self.describe(clock, name, INSIDE)
         clock.attr["output_types"].CopyFrom(node.attr["output_types"])
         clock.attr["output_shapes"].CopyFrom(node.attr["output_shapes"])
         copy.ret[output] = f"{clock.name}:handle:0"

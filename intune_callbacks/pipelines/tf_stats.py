@@ -9,11 +9,19 @@ from intune_callbacks.types import StageStats
 __all__ = ["StageCourse", "knob_of"]
 
 
-def knob_of(stage: GraphStage) -> str:
-    """Return how the user writes the number of a stage; see `intune_callbacks.Stage`."""
+def knob_of(stage: GraphStage, threads: int = 0) -> str:
+    """Return how the user writes the number of a stage; see `intune_callbacks.Stage`.
+
+    Args:
+        stage: which.
+        threads: of TensorFlow, that the stage computes on with so many workers at most; 0 for any.
+    """
     what = "..." if stage.kind == "batch" else stage.name.split("#")[0]
     code = ".prefetch({})" if stage.kind == "prefetch" else f".{stage.kind}({what}, num_parallel_calls={{}})"
-    return f"{code}  # was tf.data.AUTOTUNE" if stage.automatic else code
+    remarks = ["was tf.data.AUTOTUNE"] if stage.automatic else []
+    if stage.kind == "map" and 0 < threads < stage.value and not stage.unbounded:
+        remarks.append(f"was {stage.value} on {threads} threads: options.threading.private_threadpool_size too")
+    return f"{code}  # {'; '.join(remarks)}" if remarks else code
 
 
 class StageCourse:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -22,7 +22,7 @@ from intune_callbacks.pipelines.tf_handover import HandOver
 from intune_callbacks.pipelines.tf_native import Native, SinkReading, StageReading, load
 from intune_callbacks.pipelines.tf_rewrite import GraphStage, Rewritten, rewrite
 from intune_callbacks.pipelines.tf_stats import StageCourse, knob_of
-from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
+from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["DatasetPipeline"]
 
@@ -46,6 +46,7 @@ class DatasetPipeline:
     Attributes:
         dataset: what to iterate in place of the user's; the user's own when nothing could be done.
         why: one sentence: what is live, what is not, and the smallest change that would make it so.
+        hints: oddities of the user's pipeline that can be seen without running it.
     """
 
     def __init__(
@@ -61,9 +62,13 @@ class DatasetPipeline:
         self._window: dict[str, int] = {}
         self._courses: dict[str, StageCourse] = {}
         self._pinned: set[str] = set()
-        self._readers: dict[str, int] = {}
+        self._threads = _threads_of(dataset)
+        self._asked: dict[str, int] = {}
+        self._most: dict[str, int] = {}
+        self._late: set[str] = set()
         self._looked_s = 0.0
         self._last_waits = SinkReading()
+        self.hints: tuple[Hint, ...] = ()
         try:
             self.why = self._install()
         except CannotRewrite as error:
@@ -124,22 +129,24 @@ class DatasetPipeline:
         self.release()
 
     def _install(self) -> str:
-        begin = _begin_workers()
+        begin = min(16, _cpus())
         try:
             native = load()
         except InTuneError as error:
             if not self._live:
                 return f"the pipeline is not watched: {_first_line(error)}"
             rewritten = rewrite(self._stock, None, live=True, cpus=begin)
+            self.hints = rewritten.hints
             self._handover = HandOver(rewritten, self._clock, self._high)
             self.dataset = self._handover.dataset
             return f"{self._handover.why} ({_first_line(error)})"
         rewritten = rewrite(self._stock, self._key, live=self._live, cpus=begin)
         self.dataset = _with_options(rewritten, self._live)
+        self.hints = rewritten.hints
         self._native, self._stages = native, rewritten.stages
         for stage in self._stages:
             self._courses[stage.name] = StageCourse()
-            self._window[stage.name] = self._workers[stage.name] = max(1, stage.value, stage.workers)
+            self._found(stage, max(1, stage.value, stage.workers))
             if self._live:
                 self._begin(stage, native)
         return "; ".join([self._what_is_live(), *rewritten.notes])
@@ -168,10 +175,13 @@ class DatasetPipeline:
         if stage.kind == "prefetch":
             return (Stage(name, "memory", "items", 1, max(MAX_WINDOW, window), window, knob=knob_of(stage)),)
         if stage.kind == "interleave":
-            most = stage.high if stage.high is not None and stage.high > 0 else self._readers.get(name, workers)
+            most = stage.high if stage.high is not None and stage.high > 0 else self._most.get(name, workers)
+            when: Literal["now", "epoch"] = "epoch" if name in self._late else "now"
             high = max(workers, min(self._high, most))
-            return (Stage(name, "io", "workers", 1, high, workers, knob=knob_of(stage)),)
-        computes = Stage(name, "cpu", "workers", 1, max(self._high, workers), workers, knob=knob_of(stage))
+            return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=knob_of(stage)),)
+        computes = Stage(
+            name, "cpu", "workers", 1, max(self._high, workers, stage.value), workers, knob=knob_of(stage, self._threads)
+        )
         if stage.fused:
             return (computes,)
         return (
@@ -182,18 +192,20 @@ class DatasetPipeline:
     def _set(self, stage: GraphStage, wanted: Mapping[str, int]) -> None:
         native, name = self._native, stage.name
         is_map = stage.kind in ("map", "batch")
-        before = (self._workers[name], self._window[name])
+        before = (self._asked.get(name, self._workers[name]), self._window[name])
         workers = wanted.get(name, before[0])
+        if stage.kind == "interleave":
+            if native is not None and workers != before[0]:
+                self._asked[name] = workers
+                self._workers[name] = native.set_readers(self._key, name, workers, stage.each)
+            return
         window = wanted.get(f"{name}.window", before[1]) if is_map and not stage.fused else workers
         if native is None or (workers, window) == before:
             return
         self._pinned.add(name)
-        self._workers[name] = workers
-        if stage.kind == "interleave":
-            self._workers[name] = native.set_readers(self._key, name, workers, stage.each) or workers
-        elif is_map:
+        if is_map:
             native.set_workers(self._key, name, workers)
-        self._window[name] = workers if stage.kind == "interleave" else native.set_window(self._key, name, window)
+        self._workers[name], self._window[name] = workers, native.set_window(self._key, name, window)
 
     def _look(self) -> None:
         """Read the counters and take note of them."""
@@ -212,11 +224,26 @@ class DatasetPipeline:
 
     def _follow(self, stage: GraphStage, reading: StageReading) -> None:
         """Take over what is in force: what tf.data's own tuner has set meanwhile, or TensorFlow made of the number."""
-        now = reading.readers if self._live and stage.kind == "interleave" else reading.window or 0
-        if now > 0:
-            self._workers[stage.name] = self._window[stage.name] = now
-        if stage.kind == "interleave" and now > 0:
-            self._readers[stage.name] = max(now, self._readers.get(stage.name, 0))
+        if self._live and stage.kind == "interleave":
+            self._workers[stage.name] = self._window[stage.name] = reading.readers or self._workers[stage.name]
+            self._most[stage.name] = reading.most
+            # TensorFlow starts no more threads for it: more of them come with the next iterator.
+            is_late = reading.ended and (reading.window or 0) < reading.most
+            (self._late.add if is_late else self._late.discard)(stage.name)
+        elif reading.window:
+            self._found(stage, reading.window)
+
+    def _found(self, stage: GraphStage, number: int) -> None:
+        """Take note of a number that is TensorFlow's: of its own threads there are only so many."""
+        on_pool = stage.kind in ("map", "batch") and not stage.unbounded
+        self._window[stage.name] = number
+        self._workers[stage.name] = min(number, self._threads) if on_pool else number
+
+
+def _threads_of(dataset: tf.data.Dataset) -> int:
+    """Return how many threads of TensorFlow's compute the dataset's functions."""
+    own = dataset.options().threading.private_threadpool_size
+    return int(own or tf.config.threading.get_inter_op_parallelism_threads() or _cpus())
 
 
 def _with_options(rewritten: Rewritten, live: bool) -> tf.data.Dataset:
@@ -233,10 +260,8 @@ def _with_options(rewritten: Rewritten, live: bool) -> tf.data.Dataset:
     return rewritten.graph.build().with_options(options)
 
 
-def _begin_workers() -> int:
-    """Return the CPUs with which stages that were left to AUTOTUNE begin; it begins with 16 at most as well."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(16, cpus)
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _first_line(error: Exception) -> str:

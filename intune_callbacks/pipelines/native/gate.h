@@ -3,7 +3,7 @@
 // TensorFlow's own number falls for good. Its manager thread ends at the first wish for more workers that comes after
 // the last input, such as the last file name, was taken (`if (cancelled_ || end_of_input_) return;` in
 // parallel_interleave_dataset_op.cc), and that is a moment after the first element: three cycles of files are opened
-// ahead. So the kernel keeps as many threads as it can ever use, and they pass here.
+// ahead. So the threads an iterator has are kept, and where fewer are wanted they pass here.
 //
 // Nobody waits for anything but another reader's one element: a place is given back when that is read, so all get
 // through in the end, the more so once their iterator is cancelled.

@@ -145,32 +145,51 @@ class Stage {
     int64_t wanted;
     {
       std::unique_lock<std::mutex> lock(mu_);
-      live_.push_back({iterator, node});
+      live_.push_back({iterator, node, 0});
       wanted = wanted_;
     }
     const Knob knob = Knob::Find(node.get());
-    if (knob && readers_ >= 0) {
-      knob.Set(kAll);  // before its threads start: later ones may not come
-      most_ = knob.High();
-    } else if (knob && wanted > 0) {
-      knob.Set(wanted);
+    if (!knob) return;
+    if (readers_ < 0) {
+      if (wanted > 0) knob.Set(wanted);
+      return;
     }
+    const int64_t threads = knob.Set(readers_ > 0 ? readers_.load() : knob.Get());
+    std::unique_lock<std::mutex> lock(mu_);
+    live_.back().threads = threads_ = threads;
+    most_ = knob.High();
+    ended_ = false;
+    gate.SetLimit(0);
   }
 
-  // From now on the stage is an interleave whose threads pass the gate. 0: as many as it has. The first `ahead`
-  // elements of each of its datasets may be read before their turn.
+  // From now on the stage is an interleave: so many of its threads read at once, 0 for those it begins with. More
+  // threads come while there is input for them; fewer pass the gate. The first `ahead` elements of each of its datasets
+  // may be read before their turn.
   int64_t SetReaders(int64_t wanted, int64_t ahead) {
     ahead_ = ahead;
-    const int64_t most = most_;
-    readers_ = most > 0 && wanted >= most ? 0 : std::max<int64_t>(0, wanted);
-    gate.SetLimit(static_cast<int>(readers_));
-    return readers_ > 0 ? readers_.load() : most;
+    readers_ = std::max<int64_t>(0, wanted);
+    if (readers_ > threads_ && threads_ > 0 && !ended_) {
+      {
+        std::unique_lock<std::mutex> lock(mu_);
+        if (!live_.empty()) live_.back().threads = threads_ = std::min<int64_t>(readers_, most_);
+      }
+      Reassert();
+    }
+    gate.SetLimit(readers_ > 0 && readers_ < threads_ ? static_cast<int>(readers_) : 0);
+    return Readers();
   }
 
+  // The interleave has taken its last input: TensorFlow starts no more threads for it.
+  void Ended() { ended_ = true; }
+  bool ended() const { return ended_; }
+  int64_t most() const { return most_; }
   int64_t ahead() const { return ahead_.load(std::memory_order_relaxed); }
 
   // Threads that may read at once, 0 while it is not known how many there are.
-  int64_t Readers() const { return readers_ > 0 ? readers_.load() : most_.load(); }
+  int64_t Readers() const {
+    const int64_t threads = threads_, readers = readers_;
+    return threads > 0 && readers > 0 ? std::min(readers, threads) : std::max(threads, readers);
+  }
 
   // The stage is a prefetch: its depth follows tf.data's rule until it is set.
   void FollowDepth() { auto_depth_ = true; }
@@ -244,6 +263,7 @@ class Stage {
   struct Live {
     const void* iterator;
     std::shared_ptr<Node> node;
+    int64_t threads = 0;  // of an interleave
   };
 
   // An optimisation that tf.data had begun before the value was pinned may have overwritten it once. The nodes' locks
@@ -259,19 +279,18 @@ class Stage {
     int64_t window = -1;
     for (const Live& one : live) {
       const Knob knob = Knob::Find(one.node.get());
-      if (knob) window = readers_ >= 0 ? knob.Set(kAll) : wanted > 0 ? knob.Set(wanted) : knob.Get();
+      const int64_t pinned = one.threads > 0 ? one.threads : wanted;
+      if (knob) window = pinned > 0 ? knob.Set(pinned) : knob.Get();
     }
     return window;
   }
-
-  static constexpr int64_t kAll = int64_t{1} << 30;
 
   std::mutex mu_;
   std::list<Live> live_;
   Sampled bytes_;
   AutoDepth depth_;
-  std::atomic<bool> auto_depth_{false};
-  std::atomic<int64_t> readers_{-1}, most_{0}, ahead_{0}, passed_{0};
+  std::atomic<bool> auto_depth_{false}, ended_{false};
+  std::atomic<int64_t> readers_{-1}, threads_{0}, most_{0}, ahead_{0}, passed_{0};
   int64_t wanted_ = 0, dropped_ = 0, items_ = 0, past_node_items_ = 0, past_node_ns_ = 0;
 };
 

@@ -25,14 +25,17 @@ namespace intune {
 using namespace tensorflow;        // NOLINT: the header names below are TensorFlow's own
 using namespace tensorflow::data;  // NOLINT
 
-constexpr char kPipeline[] = "pipeline", kStage[] = "stage", kInside[] = "inside";
+constexpr char kPipeline[] = "pipeline", kStage[] = "stage", kRole[] = "role";
+
+// Where an operation of a stage is: right behind it, at the end of an interleave's function, or before an interleave.
+enum Role { kBehind = 0, kInside = 1, kBefore = 2 };
 
 REGISTER_OP("IntuneStage")
     .Input("input_dataset: variant")
     .Output("handle: variant")
     .Attr("pipeline: string")
     .Attr("stage: string")
-    .Attr("inside: bool = false")
+    .Attr("role: int = 0")
     .Attr("output_types: list(type) >= 1")
     .Attr("output_shapes: list(shape) >= 1")
     .SetShapeFn(shape_inference::ScalarShape);
@@ -142,8 +145,8 @@ class PassThroughIterator : public DatasetIterator<D> {
 
 class StageDataset : public PassThrough {
  public:
-  StageDataset(OpKernelContext* ctx, const DatasetBase* input, std::string pipeline, std::string stage, bool inside)
-      : PassThrough(ctx, input), pipeline_(std::move(pipeline)), stage_(std::move(stage)), inside_(inside) {}
+  StageDataset(OpKernelContext* ctx, const DatasetBase* input, std::string pipeline, std::string stage, int64_t role)
+      : PassThrough(ctx, input), pipeline_(std::move(pipeline)), stage_(std::move(stage)), role_(role) {}
   std::string DebugString() const override { return "IntuneStage::Dataset"; }
 
  protected:
@@ -152,7 +155,7 @@ class StageDataset : public PassThrough {
   }
   absl::Status AsGraphDefInternal(SerializationContext* ctx, DatasetGraphDefBuilder* b,
                                   ::tensorflow::Node** output) const override {
-    return Serialize(ctx, b, {{kPipeline, Attr(b, pipeline_)}, {kStage, Attr(b, stage_)}, {kInside, Attr(b, inside_)}},
+    return Serialize(ctx, b, {{kPipeline, Attr(b, pipeline_)}, {kStage, Attr(b, stage_)}, {kRole, Attr(b, role_)}},
                      output);
   }
 
@@ -162,7 +165,7 @@ class StageDataset : public PassThrough {
     using PassThroughIterator<StageDataset>::PassThroughIterator;
 
     ~Iterator() override {
-      if (!stage_) return;
+      if (!stage_ || dataset()->role_ == kBefore) return;
       stage_->Detach(this);
       stage_->pool->Hurry(this);
       input_.reset();  // waits for the closures that are still queued
@@ -176,15 +179,16 @@ class StageDataset : public PassThrough {
       Equip(&mine);
       TF_RETURN_IF_ERROR(d->input()->MakeIterator(&mine, this, prefix(), &input_));
       ctx->MergeCheckpoint(mine.checkpoint());
-      if (stage_ && !d->inside_) stage_->Attach(this, InputNode());
+      if (is_behind()) stage_->Attach(this, InputNode());
       return absl::OkStatus();
     }
 
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {
-      if (stage_ && dataset()->inside_) return Read(ctx, element, end);
-      if (stage_ && model_node() != nullptr && stage_->follows_depth()) stage_->Asked(InputNode().get());
+      if (stage_ && dataset()->role_ == kInside) return Read(ctx, element, end);
+      if (is_behind() && model_node() != nullptr && stage_->follows_depth()) stage_->Asked(InputNode().get());
       TF_RETURN_IF_ERROR(Equipped(ctx, element, end));
-      if (stage_ && !*end) stage_->Passed(*element);
+      if (is_behind() && !*end) stage_->Passed(*element);
+      if (stage_ && *end && dataset()->role_ == kBefore) stage_->Ended();
       return absl::OkStatus();
     }
 
@@ -194,7 +198,7 @@ class StageDataset : public PassThrough {
       Equip(&mine);
       TF_RETURN_IF_ERROR(input_->Skip(&mine, wanted, end, skipped));
       ctx->MergeCheckpoint(mine.checkpoint());
-      if (stage_ && !dataset()->inside_) stage_->Skipped(*skipped);
+      if (is_behind()) stage_->Skipped(*skipped);
       return absl::OkStatus();
     }
 
@@ -207,10 +211,12 @@ class StageDataset : public PassThrough {
     }
 
    private:
+    bool is_behind() const { return stage_ && dataset()->role_ == kBehind; }
+
     // A stage takes its runner from the first context it sees, for the threads it starts then; other datasets, behind
     // which there is an operation without a name, from each. To copy a context costs as much as a small function.
     absl::Status Equipped(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) {
-      const bool first_only = stage_ && !dataset()->inside_;
+      const bool first_only = is_behind();
       if (first_only ? equipped_.load(std::memory_order_acquire) : !PoolRunner::IsOurs(*ctx->runner())) {
         return input_->GetNext(ctx, element, end);
       }
@@ -256,7 +262,7 @@ class StageDataset : public PassThrough {
     // Gives the context of the input this stage's runner in place of the one that came from downstream.
     void Equip(IteratorContext* mine) const {
       Runner base = PoolRunner::Base(*mine->runner());
-      if (!stage_ || dataset()->inside_) {
+      if (!is_behind()) {
         *mine->runner() = std::move(base);
         return;
       }
@@ -285,7 +291,7 @@ class StageDataset : public PassThrough {
   };
 
   const std::string pipeline_, stage_;
-  const bool inside_;
+  const int64_t role_;
 };
 
 class SinkDataset : public PassThrough {
@@ -343,17 +349,17 @@ class StageOp : public UnaryDatasetOpKernel {
   explicit StageOp(OpKernelConstruction* ctx) : UnaryDatasetOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr(kPipeline, &pipeline_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr(kStage, &stage_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr(kInside, &inside_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr(kRole, &role_));
   }
 
  protected:
   void MakeDataset(OpKernelContext* ctx, DatasetBase* input, DatasetBase** output) override {
-    *output = new StageDataset(ctx, input, pipeline_, stage_, inside_);
+    *output = new StageDataset(ctx, input, pipeline_, stage_, role_);
   }
 
  private:
   std::string pipeline_, stage_;
-  bool inside_ = false;
+  int64_t role_ = kBehind;
 };
 
 class SinkOp : public UnaryDatasetOpKernel {
@@ -382,7 +388,7 @@ void intune_set_workers(const char* pipeline, const char* stage, int32_t workers
   intune::Registry::Get().Find(pipeline)->Find(stage)->pool->SetLimit(workers);
 }
 
-// The threads of an interleave that read at once, 0 for all; what is in force, 0 while that is not known.
+// The threads of an interleave that read at once, 0 for those it begins with; what is in force, 0 while that is not known.
 int64_t intune_set_readers(const char* pipeline, const char* stage, int64_t readers, int64_t ahead) {
   return intune::Registry::Get().Find(pipeline)->Find(stage)->SetReaders(readers, ahead);
 }
@@ -407,7 +413,7 @@ int64_t intune_stages(const char* pipeline, char* names, int64_t size) {
   return needed;
 }
 
-// Fills 14 values in the order of `StageReading`; 0 if there is no such stage.
+// Fills 16 values in the order of `StageReading`; 0 if there is no such stage.
 int32_t intune_read_stage(const char* pipeline, const char* stage, double* out) {
   const auto known = intune::Registry::Get().Known(pipeline);
   if (!known) return 0;
@@ -423,7 +429,7 @@ int32_t intune_read_stage(const char* pipeline, const char* stage, double* out) 
   const double values[] = {double(r.items), pool.tally.busy_s, pool.tally.busy_s2, pool.tally.cpu_s,
                            double(pool.tally.closures), double(r.queued), double(r.window), double(pool.limit),
                            double(pool.running), r.item_bytes, double(r.node_items), r.node_busy_s,
-                           double(pool.waiting + found->gate.waiting()), double(found->Readers())};
+                           double(pool.waiting + found->gate.waiting()), double(found->Readers()), double(found->most()), double(found->ended())};
   std::memcpy(out, values, sizeof values);
   return 1;
 }

@@ -1,0 +1,96 @@
+"""What is odd about a pipeline is said in a sentence with its numbers, and nothing is said of a plain one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+torch = pytest.importorskip("torch")
+from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
+from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
+
+from intune_callbacks.pipelines.find import find  # noqa: E402
+from intune_callbacks.pipelines.tf_rewrite import rewrite  # noqa: E402
+
+Dataset = tf.data.Dataset
+AUTOTUNE = tf.data.AUTOTUNE
+
+
+def read(path):
+    return tf.data.TextLineDataset(path)
+
+
+def parse(x):
+    return tf.strings.length(x)
+
+
+def python(x):
+    return tf.numpy_function(len, [x], tf.int64)
+
+
+def paths(n: int):
+    return Dataset.from_tensor_slices([f"{k}.txt" for k in range(n)])
+
+
+def untuned(dataset):
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+ODD = {
+    "3 files": lambda: paths(3).interleave(read, cycle_length=8, num_parallel_calls=8),
+    "cycle_length for 3": lambda: paths(3).interleave(read, cycle_length=8, num_parallel_calls=AUTOTUNE),
+    "whole epoch of 5000": lambda: Dataset.range(5000).map(lambda x: x).shuffle(8000).batch(4),
+    "filled with 60000": lambda: paths(3).flat_map(read).shuffle(60000).batch(4),
+    "same num_parallel_calls=8": lambda: (
+        paths(9)
+        .interleave(read, cycle_length=8, num_parallel_calls=8)
+        .map(parse, num_parallel_calls=8)
+        .map(lambda x: x, num_parallel_calls=8)
+    ),
+    "two prefetches follow": lambda: Dataset.range(9).prefetch(2).prefetch(AUTOTUNE),
+    "3 prefetches": lambda: Dataset.range(9).prefetch(2).batch(1).prefetch(2).batch(1).prefetch(2),
+    "no prefetch at the end": lambda: untuned(Dataset.range(9).batch(2)),
+    "map(python) computes one": lambda: paths(9).map(python).prefetch(1),
+    "4 files in turn": lambda: paths(9).interleave(read, cycle_length=4).prefetch(1),
+}
+
+
+@pytest.mark.parametrize("words", ODD)
+def test_odd_dataset(words: str) -> None:
+    hints = rewrite(ODD[words](), None, live=True).hints
+    assert len(hints) == 1 and words in hints[0].what, hints
+    assert hints[0].line
+
+
+def test_plain_dataset() -> None:
+    lines = paths(8).shuffle(8).interleave(read, cycle_length=4, num_parallel_calls=AUTOTUNE)
+    dataset = lines.map(parse, num_parallel_calls=AUTOTUNE).shuffle(1000).batch(8).prefetch(AUTOTUNE)
+    assert rewrite(dataset, None, live=True).hints == ()
+    assert rewrite(Dataset.range(100).shuffle(100).batch(8), None, live=True).hints == ()
+
+
+def test_found_with_the_dataset() -> None:
+    found = find(ODD["3 files"]())
+    assert found.pipeline is not None and "3 files" in found.hints[0].what
+    found.pipeline.close()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(9)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_loaders() -> None:
+    cpus = len(os.sched_getaffinity(0))
+    (crowded,) = find(DataLoader(list(range(9)), num_workers=cpus + 3)).hints
+    assert f"{cpus + 3} workers on {cpus} CPU" in crowded.what
+    (stream,) = find(DataLoader(Stream())).hints
+    assert "Stream is read with num_workers=0" in stream.what and stream.line.startswith("num_workers=")
+    (pipe,) = find(DataLoader(IterableWrapper(range(9)))).hints
+    assert "num_workers=0" in pipe.what
+    assert find(DataLoader(list(range(9)))).hints == ()
