@@ -81,7 +81,13 @@ TFDATA: dict[str, tuple[Any, str, int, int, Rate]] = {
     "map and batch": (few_batches, "python", 8, 2, steady(40, 8)),
     "window": (lambda: rows().map(python, num_parallel_calls=4), "python.window", 12, 1, bursts(12, 0.07)),
     "prefetch": (lambda: rows().apply(testing.sleep(5000)).prefetch(12), "prefetch", 12, 1, bursts(12, 0.065)),
-    "prefetch, AUTOTUNE": (lambda: rows().apply(testing.sleep(5000)).prefetch(-1), "prefetch", 12, 1, bursts(12, 0.065)),
+    "prefetch, AUTOTUNE": (
+        lambda: rows().apply(testing.sleep(5000)).prefetch(-1),
+        "prefetch",
+        12,
+        1,
+        bursts(12, 0.065),
+    ),
 }
 
 

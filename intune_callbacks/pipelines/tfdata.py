@@ -180,7 +180,13 @@ class DatasetPipeline:
             high = max(workers, min(self._high, most))
             return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=knob_of(stage)),)
         computes = Stage(
-            name, "cpu", "workers", 1, max(self._high, workers, stage.value), workers, knob=knob_of(stage, self._threads)
+            name,
+            "cpu",
+            "workers",
+            1,
+            max(self._high, workers, stage.value),
+            workers,
+            knob=knob_of(stage, self._threads),
         )
         if stage.fused:
             return (computes,)
