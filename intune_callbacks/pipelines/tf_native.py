@@ -136,8 +136,8 @@ class Native:
             stage: the stage's name; empty for an operation that only keeps others' workers away.
             output_types: dtypes of the element's flat components.
             output_shapes: their shapes.
-            role: where it is: `BEHIND` the stage, `INSIDE` at the end of an interleave's function, to time and limit the
-                reading itself, or `BEFORE` an interleave, to know when its input ends.
+            role: where it is: `BEHIND` the stage, `INSIDE` at the end of an interleave's function, to time and limit
+                the reading itself, or `BEFORE` an interleave, to know when its input ends.
 
         Returns:
             The variant tensor of the same elements.

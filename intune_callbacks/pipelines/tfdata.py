@@ -3,7 +3,8 @@
 The user's dataset is taken apart once and put together again with our operations inside (`tf_rewrite`); the result
 delivers the same elements in the same order, shares the shuffle seeds and caches of the user's, and is iterated in its
 place. It begins as the stock one would: a stage computes on TensorFlow's own threads, and what was left to AUTOTUNE is
-moved by tf.data's own tuner, until the first `resize` of that stage. Where the operations cannot be compiled, `tf_handover` changes what it can in a slower way.
+moved by tf.data's own tuner, until the first `resize` of that stage. Where the operations cannot be compiled,
+`tf_handover` changes what it can in a slower way.
 """
 
 from __future__ import annotations
