@@ -19,7 +19,7 @@ from benchmarks.wild.plans import AGAIN, advice, pairs, sweep
 from benchmarks.wild.registry import ENTRIES, missing
 from benchmarks.wild.runs import ROOT, Key, Store, Workplace
 from benchmarks.wild.slow import slow_reads
-from benchmarks.wild.table import headline_is_true, losses, markdown, ratios
+from benchmarks.wild.table import headline_is_true, losses, markdown, ratios, sources
 
 SEEN_KINDS = {"tf.data", "map-style", "iterable", "datapipe", "nodes", "HF datasets"}
 
@@ -219,3 +219,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert time.perf_counter() - begin < 1.0
     capsys.readouterr()
     assert [found["pipeline"] for found in main(["--list"])] == list(ENTRIES)
+
+
+def test_the_page_names_the_sources() -> None:
+    page = (ROOT / "docs" / "wild.md").read_text(encoding="utf-8")
+    for line in markdown(sources(list(ENTRIES.values()))).splitlines()[2:]:
+        if "yolov5" in line or "widedeep" in line:  # as many workers as there are CPUs
+            line = line.partition(" at ")[0]
+        assert line in page, f"python -m benchmarks.wild --list --md FILE: {line}"

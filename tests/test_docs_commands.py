@@ -121,6 +121,8 @@ MODULES = sorted({command for _, command in commands("python -m") if not command
 @pytest.mark.parametrize("command", MODULES)
 def test_modules_take_their_arguments(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, name, *words = shlex.split(command)
+    if (ROOT / Path(*name.split("."))).is_dir():
+        name += ".__main__"
     assert (ROOT / Path(*name.split("."))).with_suffix(".py").exists()
     try:
         module = importlib.import_module(name)

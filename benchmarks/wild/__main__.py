@@ -14,7 +14,7 @@ from benchmarks.output import arguments, table
 from benchmarks.wild.plans import advice, pairs, sweep
 from benchmarks.wild.registry import ENTRIES, missing
 from benchmarks.wild.runs import Store, Workplace
-from benchmarks.wild.table import markdown
+from benchmarks.wild.table import markdown, sources
 
 __all__ = ["main"]
 
@@ -38,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     kind = given.kind or "short"
     entries = [ENTRIES[name] for name in given.only or ENTRIES]
     if kind == "list":
-        rows = [{"pipeline": entry.name, "kind": entry.kind, "source": entry.source} for entry in entries]
-        print(table(rows))
+        rows = sources(entries)
+        print(table([{**row, "left out": ""} for row in rows]))
+        _write(rows, given.md)
         return rows
     for entry in list(entries):
         if wanted := missing(entry):
@@ -56,9 +57,13 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     else:
         rows = pairs(work, entries, kind, repeats)
     print(table(rows))
-    if given.md is not None:
-        given.md.write_text(markdown(rows), encoding="utf-8")
+    _write(rows, given.md)
     return rows
+
+
+def _write(rows: Sequence[dict[str, Any]], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(markdown(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -90,11 +90,6 @@ class Entry:
         more = {"+prefetch"} if self.framework == "keras" else {"prefetch_factor", "persistent_workers"}
         return set(self.numbers) | more
 
-    @property
-    def source(self) -> str:
-        """One line for tables."""
-        return f"{self.repository} {self.path} @ {self.commit[:10]}"
-
     def make(self, folder: Path, rows: int) -> None:
         """Write the data."""
         self._part("_data")(folder, rows)

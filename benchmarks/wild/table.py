@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.wild.entry import Entry
+from benchmarks.wild.entry import AUTOTUNE, Entry
 from benchmarks.wild.runs import Store
 
-__all__ = ["headline_is_true", "losses", "markdown", "ratios", "row", "spread"]
+__all__ = ["headline_is_true", "losses", "markdown", "ratios", "row", "sources", "spread"]
 
 CLOSE = 0.03
 
@@ -79,6 +79,32 @@ def losses(stock: Sequence[dict[str, Any]], tuned: Sequence[dict[str, Any]]) -> 
     if len(without) > 1:
         return "not the same without us"
     return "same" if with_us == without else "DIFFERENT"
+
+
+def sources(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return a row per pipeline that says where it comes from.
+
+    Args:
+        entries: which.
+    """
+    return [
+        {
+            "pipeline": entry.name,
+            "kind": entry.kind,
+            "of": entry.domain,
+            "source": f"{entry.repository} `{entry.path}` at {entry.commit[:10]}",
+            "numbers": ", ".join(f"{name} {_number(value)}" for name, value in entry.numbers.items()) or "none",
+            "batch": entry.batch,
+            "each read": f"+{entry.read_ms} ms" if entry.read_ms else "local",
+            "long": "yes" if entry.could_gain else "",
+            "left out": entry.left_out,
+        }
+        for entry in entries
+    ]
+
+
+def _number(value: int) -> str:
+    return "AUTOTUNE" if value == AUTOTUNE else str(value)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
