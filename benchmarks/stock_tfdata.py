@@ -75,15 +75,19 @@ def parse(line: Any) -> Any:
 
 
 def lines() -> Any:
-    read = Dataset.from_tensor_slices(files()).repeat().interleave(
-        tf.data.TextLineDataset, cycle_length=4, num_parallel_calls=AUTOTUNE
+    read = (
+        Dataset.from_tensor_slices(files())
+        .repeat()
+        .interleave(tf.data.TextLineDataset, cycle_length=4, num_parallel_calls=AUTOTUNE)
     )
     return read.map(parse, num_parallel_calls=AUTOTUNE).batch(128).prefetch(AUTOTUNE)
 
 
 def fixed_lines() -> Any:
-    read = Dataset.from_tensor_slices(files()).repeat().interleave(
-        tf.data.TextLineDataset, cycle_length=8, num_parallel_calls=4
+    read = (
+        Dataset.from_tensor_slices(files())
+        .repeat()
+        .interleave(tf.data.TextLineDataset, cycle_length=8, num_parallel_calls=4)
     )
     return read.batch(256).map(lambda text: tf.strings.length(text), num_parallel_calls=4).prefetch(4)
 

@@ -110,7 +110,11 @@ def _sequential(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
                     name,
                 )
             )
-        if node.op == "InterleaveDataset" and not graph.is_internal(node) and (graph.number(node, "cycle_length") or 0) > 1:
+        if (
+            node.op == "InterleaveDataset"
+            and not graph.is_internal(node)
+            and (graph.number(node, "cycle_length") or 0) > 1
+        ):
             name = graph.function_name(node, "lambda")
             what = f"interleave({name}) reads its {graph.number(node, 'cycle_length')} files in turn, one at a time"
             line = f".interleave({name}, num_parallel_calls=tf.data.AUTOTUNE)  # where reads are slow"
@@ -146,4 +150,3 @@ def _count(graph: DatasetGraph, node: Any) -> int | None:
         start, stop, step = (graph.number(node, name) for name in ("start", "stop", "step"))
         return None if start is None or stop is None or not step else max(0, -(-(stop - start) // step))
     return None
-

@@ -136,8 +136,8 @@ class Native:
             stage: the stage's name; empty for an operation that only keeps others' workers away.
             output_types: dtypes of the element's flat components.
             output_shapes: their shapes.
-            role: where it is: `BEHIND` the stage, `INSIDE` at the end of an interleave's function, to time and limit the
-                reading itself, or `BEFORE` an interleave, to know when its input ends.
+            role: `BEHIND` the stage, `INSIDE`, at the end of an interleave's function, to time and limit the reading
+                itself, or `BEFORE` an interleave, to know when its input ends.
 
         Returns:
             The variant tensor of the same elements.
@@ -229,7 +229,7 @@ class Native:
         Args:
             pipeline: the pipeline's key.
             stage: the interleave's name.
-            readers: 1 or more; 0 for as many as it begins with.
+            readers: 1 or more; 0 for all it can have.
             ahead: elements of each of its datasets that may be read before their turn.
 
         Returns:

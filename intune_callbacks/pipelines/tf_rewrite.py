@@ -152,7 +152,9 @@ class _Edit:
         workers = 0 if kind == "prefetch" else self.auto_workers if automatic else value
         each = self.buffered_each(node) if kind == "interleave" else 0
         capacity = self.capacity(node, high)
-        return GraphStage(name, kind, node.name, value, high, capacity, workers, automatic, unbounded, each, self.fuses(node))
+        return GraphStage(
+            name, kind, node.name, value, high, capacity, workers, automatic, unbounded, each, self.fuses(node)
+        )
 
     def left_to_autotune(self) -> int:
         known = [(node, KNOBS[node.op]) for node in self.graph.nodes() if node.op in KNOBS]
@@ -200,7 +202,7 @@ class _Edit:
         self.insert_stage(self.graph.consumers(node.name)[0].name if stage.fused else node.name, stage.name)
         if stage.kind == "interleave":
             self.time_inside(node, stage.name)
-            self.insert_stage(self.graph.node(node.input[0]).name, stage.name, BEFORE)
+            self.insert_stage(node.input[0].split(":")[0], stage.name, BEFORE)
 
     def insert_stage(self, behind: str, name: str, role: int = BEHIND) -> None:
         node = self.graph.insert_after(behind, STAGE_OP)
