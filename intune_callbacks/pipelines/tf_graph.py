@@ -135,8 +135,10 @@ class DatasetGraph:
         before = self._by_name[name]
         readers = self.consumers(name)
         node = self.add(op, [name])
-        node.attr["output_types"].CopyFrom(types or before.attr["output_types"])
-        node.attr["output_shapes"].CopyFrom(shapes or before.attr["output_shapes"])
+        # Datasets made of tensors have another name for the same attribute.
+        given = "output_types" if "output_types" in before.attr else "Toutput_types"
+        node.attr["output_types"].CopyFrom(types or attr(before, given))
+        node.attr["output_shapes"].CopyFrom(shapes or attr(before, "output_shapes"))
         for reader in readers:
             for at, text in enumerate(reader.input):
                 if _source(text) == name:

@@ -202,7 +202,7 @@ class _Edit:
         self.insert_stage(self.graph.consumers(node.name)[0].name if stage.fused else node.name, stage.name)
         if stage.kind == "interleave":
             self.time_inside(node, stage.name)
-            self.insert_stage(self.graph.node(node.input[0]).name, stage.name, BEFORE)
+            self.insert_stage(node.input[0].split(":")[0], stage.name, BEFORE)
 
     def insert_stage(self, behind: str, name: str, role: int = BEHIND) -> None:
         node = self.graph.insert_after(behind, STAGE_OP)

@@ -3,8 +3,14 @@
 The user's dataset is taken apart once and put together again with our operations inside (`tf_rewrite`); the result
 delivers the same elements in the same order, shares the shuffle seeds and caches of the user's, and is iterated in its
 place. It begins as the stock one would: a stage computes on TensorFlow's own threads, and what was left to AUTOTUNE is
+<<<<<<< HEAD
 moved by tf.data's own tuner, until the first `resize` of that stage. Where the operations cannot be compiled,
 `tf_handover` changes what it can in a slower way.
+=======
+moved by tf.data's own tuner, until the first `resize` of that stage. An interleave left to AUTOTUNE begins with all the
+threads it can have, for tf.data can start no more of them once the files are open. Where the operations cannot be
+compiled, `tf_handover` changes what it can in a slower way.
+>>>>>>> tf
 """
 
 from __future__ import annotations
@@ -180,6 +186,7 @@ class DatasetPipeline:
             when: Literal["now", "epoch"] = "epoch" if name in self._late else "now"
             high = max(workers, min(self._high, most))
             return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=knob_of(stage)),)
+<<<<<<< HEAD
         computes = Stage(
             name,
             "cpu",
@@ -189,6 +196,10 @@ class DatasetPipeline:
             workers,
             knob=knob_of(stage, self._threads),
         )
+=======
+        high = max(self._high, workers, stage.value)
+        computes = Stage(name, "cpu", "workers", 1, high, workers, knob=knob_of(stage, self._threads))
+>>>>>>> tf
         if stage.fused:
             return (computes,)
         return (
@@ -209,6 +220,8 @@ class DatasetPipeline:
         window = wanted.get(f"{name}.window", before[1]) if is_map and not stage.fused else workers
         if native is None or (workers, window) == before:
             return
+        if name not in self._pinned and f"{name}.window" not in wanted:
+            window = max(window, workers)  # what tf.data's tuner left was for its own number of them
         self._pinned.add(name)
         if is_map:
             native.set_workers(self._key, name, workers)

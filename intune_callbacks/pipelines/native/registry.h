@@ -154,7 +154,7 @@ class Stage {
       if (wanted > 0) knob.Set(wanted);
       return;
     }
-    const int64_t threads = knob.Set(readers_ > 0 ? readers_.load() : knob.Get());
+    const int64_t threads = knob.Set(readers_ > 0 ? readers_.load() : std::max(knob.High(), knob.Get()));
     std::unique_lock<std::mutex> lock(mu_);
     live_.back().threads = threads_ = threads;
     most_ = knob.High();
@@ -162,7 +162,7 @@ class Stage {
     gate.SetLimit(0);
   }
 
-  // From now on the stage is an interleave: so many of its threads read at once, 0 for those it begins with. More
+  // From now on the stage is an interleave: so many of its threads read at once, 0 for all it can have. More
   // threads come while there is input for them; fewer pass the gate. The first `ahead` elements of each of its datasets
   // may be read before their turn.
   int64_t SetReaders(int64_t wanted, int64_t ahead) {

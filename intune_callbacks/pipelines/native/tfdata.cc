@@ -388,7 +388,7 @@ void intune_set_workers(const char* pipeline, const char* stage, int32_t workers
   intune::Registry::Get().Find(pipeline)->Find(stage)->pool->SetLimit(workers);
 }
 
-// The threads of an interleave that read at once, 0 for those it begins with; what is in force, 0 while that is not known.
+// The threads of an interleave that read at once, 0 for all it can have; what is in force, 0 while that is not known.
 int64_t intune_set_readers(const char* pipeline, const char* stage, int64_t readers, int64_t ahead) {
   return intune::Registry::Get().Find(pipeline)->Find(stage)->SetReaders(readers, ahead);
 }
