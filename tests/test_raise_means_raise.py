@@ -84,19 +84,8 @@ TFDATA: dict[str, tuple[Any, str, int, int, Rate]] = {
     "map, AUTOTUNE": (lambda: rows().map(python, num_parallel_calls=-1), "python", 8, 2, steady(120, 20)),
     "map and batch": (few_batches, "python", 8, 2, steady(40, 8)),
     "window": (lambda: rows().map(python, num_parallel_calls=4), "python.window", 12, 1, bursts(12, 0.07)),
-<<<<<<< HEAD
-    "prefetch": (lambda: rows().apply(testing.sleep(5000)).prefetch(12), "prefetch", 12, 1, bursts(12, 0.065)),
-    "prefetch, AUTOTUNE": (
-        lambda: rows().apply(testing.sleep(5000)).prefetch(-1),
-        "prefetch",
-        12,
-        1,
-        bursts(12, 0.065),
-    ),
-=======
     "prefetch": (lambda: sleeping_rows().prefetch(12), "prefetch", 12, 1, bursts(12, 0.065)),
     "prefetch, AUTOTUNE": (lambda: sleeping_rows().prefetch(-1), "prefetch", 12, 1, bursts(12, 0.065)),
->>>>>>> tf
 }
 
 

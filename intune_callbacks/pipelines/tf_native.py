@@ -130,22 +130,17 @@ class Native:
     ) -> Any:
         """Add a stage's operation downstream of a dataset.
 
-                Args:
-                    input_dataset_variant: variant tensor, scalar, of the dataset.
-                    pipeline: the key under which this pipeline is known.
-                    stage: the stage's name; empty for an operation that only keeps others' workers away.
-                    output_types: dtypes of the element's flat components.
-                    output_shapes: their shapes.
-        <<<<<<< HEAD
-                    role: where it is: `BEHIND` the stage, `INSIDE` at the end of an interleave's function, to time and limit
-                        the reading itself, or `BEFORE` an interleave, to know when its input ends.
-        =======
-                    role: `BEHIND` the stage, `INSIDE`, at the end of an interleave's function, to time and limit the reading
-                        itself, or `BEFORE` an interleave, to know when its input ends.
-        >>>>>>> tf
+        Args:
+            input_dataset_variant: variant tensor, scalar, of the dataset.
+            pipeline: the key under which this pipeline is known.
+            stage: the stage's name; empty for an operation that only keeps others' workers away.
+            output_types: dtypes of the element's flat components.
+            output_shapes: their shapes.
+            role: `BEHIND` the stage, `INSIDE`, at the end of an interleave's function, to time and limit the reading
+                itself, or `BEFORE` an interleave, to know when its input ends.
 
-                Returns:
-                    The variant tensor of the same elements.
+        Returns:
+            The variant tensor of the same elements.
         """
         return self._ops.intune_stage(
             input_dataset_variant,

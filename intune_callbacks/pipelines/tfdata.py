@@ -3,14 +3,9 @@
 The user's dataset is taken apart once and put together again with our operations inside (`tf_rewrite`); the result
 delivers the same elements in the same order, shares the shuffle seeds and caches of the user's, and is iterated in its
 place. It begins as the stock one would: a stage computes on TensorFlow's own threads, and what was left to AUTOTUNE is
-<<<<<<< HEAD
-moved by tf.data's own tuner, until the first `resize` of that stage. Where the operations cannot be compiled,
-`tf_handover` changes what it can in a slower way.
-=======
 moved by tf.data's own tuner, until the first `resize` of that stage. An interleave left to AUTOTUNE begins with all the
 threads it can have, for tf.data can start no more of them once the files are open. Where the operations cannot be
 compiled, `tf_handover` changes what it can in a slower way.
->>>>>>> tf
 """
 
 from __future__ import annotations
@@ -186,20 +181,8 @@ class DatasetPipeline:
             when: Literal["now", "epoch"] = "epoch" if name in self._late else "now"
             high = max(workers, min(self._high, most))
             return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=knob_of(stage)),)
-<<<<<<< HEAD
-        computes = Stage(
-            name,
-            "cpu",
-            "workers",
-            1,
-            max(self._high, workers, stage.value),
-            workers,
-            knob=knob_of(stage, self._threads),
-        )
-=======
         high = max(self._high, workers, stage.value)
         computes = Stage(name, "cpu", "workers", 1, high, workers, knob=knob_of(stage, self._threads))
->>>>>>> tf
         if stage.fused:
             return (computes,)
         return (
