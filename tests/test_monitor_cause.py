@@ -222,7 +222,7 @@ def test_items_cheaper_than_the_hand_over_stay_in_the_training_loop() -> None:
     assert (cause.kind, cause.line, cause.gain) == ("loader", "", 1.0)
     assert cause.sentence.endswith("; from a worker it would not come sooner")
     assert advice(seen).allocation == {}
-    full = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000, idle=0.1)
+    full = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000, idle=0.0)
     assert causes(full)[0].sentence.endswith("; no CPU is free for a worker")
     assert advice(full).allocation == {}
 
@@ -232,7 +232,7 @@ def test_datapipes_get_a_word_about_workers() -> None:
     (cause,) = causes(window(wait=0.5), Evidence((hint,)))
     assert (cause.kind, cause.line) == ("loader", "DataLoader(num_workers=1)")
     assert cause.gain == pytest.approx(promised(10 / 6.0))
-    assert causes(window(wait=0.5)) and causes(window(wait=0.5))[0].line == ""
+    assert causes(window(wait=0.5)) == ()  # it waits, and nobody knows for what
 
 
 def test_start_up_of_workers_each_epoch() -> None:

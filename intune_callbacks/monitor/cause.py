@@ -89,6 +89,8 @@ class Evidence:
 def causes(seen: Measured | None, known: Evidence = Evidence()) -> tuple[Cause, ...]:
     """Return why the training is not faster: what limits first, then what else there is, the largest gain first.
 
+    Nothing, where it waits for data and what was measured does not say for what.
+
     Args:
         seen: windows of one allocation; None where nothing was measured.
         known: what is known beside them.
@@ -101,7 +103,7 @@ def causes(seen: Measured | None, known: Evidence = Evidence()) -> tuple[Cause, 
     others = [_memory(seen, known), _startup(seen, known), _shuffle(seen, known), _prefetch(seen, known)]
     found = sorted((cause for cause in others if cause is not None), key=lambda cause: -cause.gain)
     if limit is None and not found:
-        return (_model(seen),)
+        return (_model(seen),) if seen.wait_frac < WAITS else ()
     first = [limit] if limit is not None else []
     return (*first, *found)
 
