@@ -12,8 +12,8 @@ __all__ = ["Permit"]
 
 WORTH_WAIT = 0.05
 """Below this share of data wait nothing grows: 5 % is the most it could bring."""
-LEAVE_WAIT, LEAVE_FETCH_S = 0.10, 0.001
-"""Work leaves the training loop only if the loop waits so long for it: a hand-off costs some tenths of a ms."""
+LEAVE_WAIT, LEAVE_FETCH_S = 0.10, 0.005
+"""Work leaves the training loop only if the loop waits so long for it: a hand-off costs half a ms of CPU."""
 MOST_FAILS = 2
 """After so many failures upwards a stage stays at the best value measured."""
 TRIAL_S, START_S, EARNED_BACK = 1.0, 0.02, 2.0

@@ -280,7 +280,7 @@ def test_a_run_too_short_to_earn_a_change_back_is_only_observed() -> None:
     assert unknown.grant({"load": 8}, seen(remaining_s=None))[0] == {"load": 8}
 
 
-@pytest.mark.parametrize(("wait", "fetch_s", "leaves"), [(0.5, 0.01, True), (0.5, 0.0005, False), (0.08, 0.01, False)])
+@pytest.mark.parametrize(("wait", "fetch_s", "leaves"), [(0.5, 0.01, True), (0.5, 0.004, False), (0.08, 0.01, False)])
 def test_work_leaves_the_training_loop_only_where_that_pays(wait: float, fetch_s: float, leaves: bool) -> None:
     granted, _ = permit(0).grant({"load": 2}, seen(0, wait=wait, latency_s=fetch_s))
     assert granted == ({"load": 2} if leaves else {})

@@ -63,7 +63,8 @@ def test_the_card_of_a_run_that_was_fed() -> None:
     assert "1 600 samples/s" in lines[4]
     assert f"decode {report['after']['allocation']['decode']}" in lines[4]
     assert "headroom" not in card and "the model alone" not in card
-    assert lines[5].startswith("next    start the next run with decode ")
+    assert lines[5].startswith("whole   ") and "samples/s in 20 s" in lines[5]
+    assert lines[6].startswith("next    start the next run with decode ")
     assert max(len(line) for line in lines) < 120
 
 
