@@ -154,20 +154,23 @@ class Stage {
       if (wanted > 0) knob.Set(wanted);
       return;
     }
-    const int64_t threads = knob.Set(readers_ > 0 ? readers_.load() : std::max(knob.High(), knob.Get()));
+    const int64_t threads = knob.Set(std::max<int64_t>(all_threads_ ? knob.High() : peak_.load(), knob.Get()));
     std::unique_lock<std::mutex> lock(mu_);
     live_.back().threads = threads_ = threads;
     most_ = knob.High();
     ended_ = false;
-    gate.SetLimit(0);
+    gate.SetLimit(readers_ > 0 && readers_ < threads ? static_cast<int>(readers_) : 0);
   }
 
   // From now on the stage is an interleave: so many of its threads read at once, 0 for all it can have. More
-  // threads come while there is input for them; fewer pass the gate. The first `ahead` elements of each of its datasets
+  // threads come while there is input for them, and later iterators have as many as were ever wanted; fewer pass the
+  // gate. The first `ahead` elements of each of its datasets
   // may be read before their turn.
   int64_t SetReaders(int64_t wanted, int64_t ahead) {
     ahead_ = ahead;
+    if (readers_ < 0) all_threads_ = wanted <= 0;
     readers_ = std::max<int64_t>(0, wanted);
+    peak_ = std::max<int64_t>(peak_, readers_);
     if (readers_ > threads_ && threads_ > 0 && !ended_) {
       {
         std::unique_lock<std::mutex> lock(mu_);
@@ -289,8 +292,8 @@ class Stage {
   std::list<Live> live_;
   Sampled bytes_;
   AutoDepth depth_;
-  std::atomic<bool> auto_depth_{false}, ended_{false};
-  std::atomic<int64_t> readers_{-1}, threads_{0}, most_{0}, ahead_{0}, passed_{0};
+  std::atomic<bool> auto_depth_{false}, ended_{false}, all_threads_{false};
+  std::atomic<int64_t> readers_{-1}, threads_{0}, peak_{0}, most_{0}, ahead_{0}, passed_{0};
   int64_t wanted_ = 0, dropped_ = 0, items_ = 0, past_node_items_ = 0, past_node_ns_ = 0;
 };
 
