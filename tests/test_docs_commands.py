@@ -20,7 +20,7 @@ from tests.docs_pages import PAGES, ROOT, inline, lines, text_of
 # What follows two spaces or a sharp says what the command does.
 COMMENT = re.compile(r"\s{2,}.*|\s#.*")
 VARIABLES = re.compile(r"^(\w+=\S+ )+")
-EXTRAS = re.compile(r"intune-callbacks\[([a-z,-]+)\]")
+EXTRAS = re.compile(r"(?:intune-callbacks|'\.)\[([a-z,-]+)\]")
 # What stands for a name or a number of the reader's.
 NAMES = {"NAME": "dlrm-lightning", "N": "1", "S": "static"}
 HARMLESS = ("ls", "doctor", "plan", "cp", "run")
