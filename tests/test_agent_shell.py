@@ -310,7 +310,7 @@ def test_what_was_taken_back_is_held_and_looked_at_again_after_twice_the_time(ir
     env.step(start.value, start.window)
     shell.taken_back(failed)
     assert until_changed(shell, env, 200)[0] >= 2 * ShellConfig().look - 1
-    for _ in range(300):
+    for _ in range(500):
         view = env.view
         value, _ = shell.act(view)
         moved = log_distance(value[0], view.value[0])

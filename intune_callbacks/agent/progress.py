@@ -171,7 +171,7 @@ class Progress:
         if not (self._looking | again).any():
             return
         gain = expected_gain(view, track.curves, aimed)
-        worth = (gain > c.worth) & ~self._has_failed(view.value, np.where(view.workers, aimed, view.value))
+        worth = (gain > c.worth) & ~self._has_failed(view.value, np.where(view.mask, aimed, view.value))
         self._again_jump = again & worth
         # The next look comes later, unless this one finds something.
         self._held[self._looking] = 0

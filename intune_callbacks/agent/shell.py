@@ -60,16 +60,17 @@ class Shell(Progress):
         self._wake(view)
         value = view.value
         want = self._wants_target(view)
-        aimed = target(view, track.curves, c.usable) if want.any() else view.value
+        aimed = view.value
+        if want.any():
+            buffer = np.minimum(np.maximum(float(c.buffer), view.low), view.high)
+            aimed = np.where(view.is_buffer & view.mask, buffer, target(view, track.curves, c.usable))
         self._look(view, aimed)
         jump = self._jump | self._look_jump | self._again_jump
         # What failed is left alone also where a jump is due.
-        jump &= ~self._has_failed(view.value, np.where(view.workers, aimed, view.value))
+        jump &= ~self._has_failed(view.value, np.where(view.mask, aimed, view.value))
         self._jumped = jump
         if jump.any():
-            value = np.where(jump[:, None] & view.workers, aimed, value)
-            buffer = np.minimum(np.maximum(float(c.buffer), view.low), view.high)
-            value = np.where(jump[:, None] & view.mask & view.is_buffer, buffer, value)
+            value = np.where(jump[:, None] & view.mask, aimed, value)
         value = self._burst(view, value, aimed)
         value = self._confirm(view, value)
         value, window = self._guarded(view, value)
