@@ -64,6 +64,9 @@ def make_run(
         clock=machine.clock(),
         history=History(folder / "history.jsonl"),
     )
+    if restless:  # nor does anybody stop it
+        tuner._net.permit.grant = lambda wanted, seen: (wanted, "")  # type: ignore[method-assign]
+        tuner._net.back = lambda: None  # type: ignore[method-assign]
     loop, draw = FakeLoop(pipeline, model_s=model_s, jitter=0.15), random.Random(1)
     while len(loop.decisions) < decisions:
         loop.run(tuner, 5.0, until=lambda: len(loop.decisions) >= decisions)

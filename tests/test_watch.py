@@ -158,7 +158,7 @@ class Watch:
 def test_each_new_decision_is_a_line(tmp_path: Path, start: Any) -> None:
     run = start(tmp_path / "run").decide(2)
     watch = Watch(run.folder)
-    watch.see(r"step \d+ .*decode")
+    watch.see(r"step \d+ [^#]*decode")
     run.decide(6)
     watch.see(r"decode 1 -> \d+")
     run.end()
