@@ -67,7 +67,7 @@ class Fit(TunedFit):
         self._next_look_s = 0.0
         self._samples = 0
         self._epoch = StepTotals()
-        self._epoch_samples = 0
+        self._epoch_steps = self._epoch_samples = 0
         self._epoch_exposed_s = 0.0
         self._finalizer: Any = None
         self._closed = False
@@ -146,7 +146,8 @@ class Fit(TunedFit):
 
     def epoch_logs(self) -> dict[str, float]:
         """Return what is logged of the epoch just finished; the keys are the same in every epoch."""
-        totals, samples = self._timer.read(), self._timer.samples
+        totals, (untimed, untimed_samples) = self._timer.read(), self._timer.untimed
+        steps, samples = totals.steps - untimed, self._timer.samples - untimed_samples
         wait_s = totals.wait_s - self._epoch.wait_s
         active_s = wait_s + totals.model_s - self._epoch.model_s
         resources, stages, counters = self._probe.read(), self.pipeline.stages(), self.pipeline.stats().stages
@@ -155,7 +156,7 @@ class Fit(TunedFit):
             logged["intune/throughput_samples_per_s"] = _ratio(samples - self._epoch_samples, active_s)
             logged["intune/wait_frac"] = _ratio(wait_s, active_s)
             cpu_shares = {name: _ratio(reading.cpu_s, reading.busy_s) for name, reading in counters.items()}
-            batches_per_s = _ratio(totals.steps - self._epoch.steps, active_s)
+            batches_per_s = _ratio(steps - self._epoch_steps, active_s)
             logged["intune/reward"] = worth(batches_per_s, stages, cpu_shares, resources)
         exposed_s = None if self._cuda is None else self._cuda.read()
         if exposed_s is not None:
@@ -164,7 +165,7 @@ class Fit(TunedFit):
         logged |= stage_metrics(stages)
         for name, reading in counters.items():
             logged[f"intune/queue_fill/{name}"] = min(1.0, _ratio(reading.queued, reading.capacity))
-        self._epoch, self._epoch_samples = totals, samples
+        self._epoch, self._epoch_steps, self._epoch_samples = totals, steps, samples
         return logged
 
     def close(self, show_card: bool) -> None:

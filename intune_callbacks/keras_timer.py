@@ -47,6 +47,7 @@ class LoopTimer:
     Attributes:
         samples: samples of the steps counted so far.
         is_starting: an epoch has begun and its first batch was not seen yet.
+        untimed: steps and samples among them whose time is a pause: those of the first call, which compiles the model.
     """
 
     def __init__(self, read: Callable[[], LoopReading], clock: Clock, together: int = 1) -> None:
@@ -63,6 +64,7 @@ class LoopTimer:
         self._steps_before = 0
         self.is_starting = False
         self.samples = 0
+        self.untimed = (0, 0)
 
     def epoch_begin(self) -> None:
         """An epoch begins; the first one only starts the program, and the loop stays paused."""
@@ -95,7 +97,10 @@ class LoopTimer:
         self._last_s, self._last = now_s, reading
         done = max(reading.delivered - before.delivered, 0)
         waited_s = min(max(reading.wait_s - before.wait_s, 0.0), spent_s)
-        self.samples += max(reading.samples - before.samples, 0)
+        samples = max(reading.samples - before.samples, 0)
+        self.samples += samples
+        if not self._running:
+            self.untimed = self.untimed[0] + done, self.untimed[1] + samples
         steps, wait_s, model_s, paused_s = totals.steps + done, totals.wait_s, totals.model_s, totals.paused_s
         seam_s = 0.0
         if self.is_starting:

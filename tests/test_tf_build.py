@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_tensorflow_it_names_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf_build.importlib.util, "find_spec", lambda name: None)
     assert not tf_build.available()
-    with pytest.raises(MissingPackage, match=r"pip install 'intune-callbacks\[tensorflow\]'"):
+    with pytest.raises(MissingPackage, match=r"python -m pip install 'tensorflow>=2"):
         tf_build.build()
 
 

@@ -61,6 +61,8 @@ class ElasticMap(Generic[Y]):
         hold_at: with `feed`, look for the end of the source only when the consumer asks for more than so many items:
             a sampler may draw random numbers there, and a trainer that knows the length never asks.
         inline: with `feed`, what the consumer does to an item itself while there are 0 workers; None keeps one worker.
+        hold_window: look for the end as soon as fewer results than this are left to deliver, as a stock loader with
+            workers does.
         finish: applied to each result in the parent's worker thread (pinning memory).
         timeout_s: raise RuntimeError if one item takes longer to arrive; 0 waits for as long as a worker lives.
         counters: where to count; a new `Counters` by default.
@@ -84,6 +86,7 @@ class ElasticMap(Generic[Y]):
         snapshot: Callable[[], Any] | None = None,
         feed: bool = False,
         hold_at: int | None = None,
+        hold_window: int = 0,
         inline: Callable[[Any], Y] | None = None,
         finish: Callable[[Y], Y] | None = None,
         timeout_s: float = 0.0,
@@ -98,7 +101,7 @@ class ElasticMap(Generic[Y]):
         self.counters = counters or Counters()
         self._source, self._fn, self._pool = source, fn, pool
         self._snapshot, self._finish, self._timeout_s = snapshot, finish, timeout_s
-        self._ordered, self._feeding, self._hold_at = ordered, feed, hold_at
+        self._ordered, self._feeding, self._hold_at, self._hold_window = ordered, feed, hold_at, hold_window
         self._inline = inline if feed else None
         self._fewest = 1 if self._inline is None else 0
         self._clock = clock or Clock()
@@ -373,7 +376,7 @@ class ElasticMap(Generic[Y]):
         """Pull the source up to the window, in the consumer's thread (lock held); nothing ahead with no workers."""
         fed, room = 0, self._window if self._workers else int(asked)
         while not (self._exhausted or self._closed) and self._pulled - self._delivered < room:
-            if self._pulled == self._hold_at and not (asked and self._delivered == self._hold_at):
+            if self._pulled == self._hold_at and not self._may_look_for_the_end(asked):
                 break
             try:
                 item = next(self._source)
@@ -391,6 +394,10 @@ class ElasticMap(Generic[Y]):
             self._space.notify_all()
         elif fed:
             self._space.notify(fed)
+
+    def _may_look_for_the_end(self, asked: bool) -> bool:
+        left = self._pulled - self._delivered
+        return left < self._hold_window or (asked and left == 0)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

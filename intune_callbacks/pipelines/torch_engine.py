@@ -141,6 +141,7 @@ class Engines:
             pool=pool,
             feed=True,
             hold_at=self._length(pulled),
+            hold_window=(self.loader.prefetch_factor or 0) * self.loader.num_workers,
             inline=fetch if self.own[0] == 0 else None,
             finish=self._pin(),
             timeout_s=loader.timeout,
@@ -161,9 +162,7 @@ class Engines:
         return self._prior_s
 
     def _length(self, pulled: int) -> int | None:
-        """Batches left when the stock loader, too, would not look for the end before it is asked to."""
-        if self.loader.num_workers > 0:
-            return None
+        """Batches left; a sampler may draw random numbers at its end, so ours looks for it no sooner than stock."""
         length = self.length()
         return None if length is None else max(0, length - pulled)
 
