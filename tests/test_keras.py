@@ -244,7 +244,7 @@ def test_wait_and_model_time(step_s: float, batch_s: float, low: float, high: fl
     assert (callback.report["steps"], callback.report["samples"]) == (50, 400)
     assert 8 / logged["intune/throughput_samples_per_s"][0] >= 0.95 * max(step_s, batch_s)
     room = min(1.0, max(1e-3, (1.0 - logged["intune/rss_frac"][0]) / 0.08))
-    held = math.log(callback.report["steps"] / active_s * room) - logged["intune/reward"][0]
+    held = math.log(logged["intune/throughput_samples_per_s"][0] / 8 * room) - logged["intune/reward"][0]
     assert -1e-6 < held < 0.1
 
 
