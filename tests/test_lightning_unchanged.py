@@ -12,6 +12,7 @@ import pytest
 import torch
 from unchanged import MODES, Census, allocations, beyond, settled
 
+from intune_callbacks import lightning_fit
 from intune_callbacks.lightning import InTuneCallback
 from intune_callbacks.pipelines import torch_engine, torchdata_nodes
 
@@ -81,7 +82,8 @@ def test_nothing_is_changed(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
         # The feeder thread of a stock queue ends when it likes, so that of those two fits without us differ.
         if "processes" not in kind:
             assert beyond(ours["alive"], off["alive"]) == {}, mode
-            assert ours["left"] <= off["left"], mode
+            # Below 0 where what earlier tests left ended meanwhile.
+            assert ours["left"] <= max(0, off["left"]), mode
         assert ours["alive"][2] == off["alive"][2]
         assert len(allocations(tmp_path / mode)) == 1
         assert callback.report["changes"] == 0 and callback.report["frozen"] is None
@@ -89,8 +91,9 @@ def test_nothing_is_changed(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("kind", ["map", "nodes"])
-def test_tune_would_be_noticed(kind: str, tmp_path: Path) -> None:
-    """The comparison above can fail: the same run with mode tune has threads, or processes, of its own."""
+def test_tune_would_be_noticed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above can fail: under a tuner that changes something there are threads, or processes, of ours."""
+    monkeypatch.setattr(lightning_fit, "Tuner", runs.RestlessTuner)
     fit(LOADERS[kind])
     off = fit(LOADERS[kind])
     callback = InTuneCallback(run_dir=str(tmp_path), show_card=False, policy="model-jump", **EAGER)
