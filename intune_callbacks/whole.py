@@ -28,7 +28,8 @@ def whole_run(report: Mapping[str, Any]) -> str:
 
 def _apart(report: Mapping[str, Any], whole: Mapping[str, Any], rate: float) -> list[str]:
     """The speed while it runs beside the whole run's, where they are more than a tenth apart, and what lies between."""
-    running = number(report["after"].get("running_samples_per_s") or report["after"]["throughput_samples_per_s"])
+    rates = [number(report["after"].get(key)) for key in ("running_samples_per_s", "throughput_samples_per_s")]
+    running = max((known for known in rates if known is not None), default=None)
     if running is None or abs(running - rate) <= APART * running:
         return []
     seam_s, paused_s = (number(whole.get(key)) or 0.0 for key in ("seam_s", "paused_s"))

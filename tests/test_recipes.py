@@ -112,7 +112,7 @@ def test_run_writes_report_and_history_and_prints_the_card(
     assert report["settings"]["mode"] == {"value": "observe", "source": "command line"}
     assert report["settings"]["policy"] == {"value": "dqn", "source": "default"}
     assert report["settings"]["decide_every_s"] == {"value": 0.05, "source": "command line"}
-    assert f"report.json, history.jsonl in {folder}" in printed
+    assert f"report.json, history.jsonl in {folder}" in " ".join(printed.split())
     assert "mode    observe, from the command line" in printed
     assert outcome.steady["wait_frac"] == pytest.approx(report["after"]["wait_frac"], abs=0.15), "probe and tuner agree"
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
