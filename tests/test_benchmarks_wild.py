@@ -8,14 +8,15 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.wild.advice import pasted
-from benchmarks.wild.entry import AUTOTUNE, Entry
-from benchmarks.wild.plans import AGAIN, advice, pairs, sweep
+from benchmarks.wild.entry import AUTOTUNE, Entry, Fit
+from benchmarks.wild.plans import AGAIN, advice, lengths, pairs, sweep
 from benchmarks.wild.registry import ENTRIES, missing
 from benchmarks.wild.runs import ROOT, Key, Store, Workplace
 from benchmarks.wild.slow import slow_reads
@@ -227,3 +228,12 @@ def test_the_page_names_the_sources() -> None:
         if "yolov5" in line or "widedeep" in line:  # as many workers as there are CPUs
             line = line.partition(" at ")[0]
         assert line in page, f"python -m benchmarks.wild --list --md FILE: {line}"
+
+
+def test_lengths_for_this_machine() -> None:
+    fits = (Fit(1, 300), Fit(4), Fit(8, 400), Fit(1), Fit(1, 50))
+    entries = [replace(ENTRIES["pytorch-cifar"], name=f"entry {i}", short=fit) for i, fit in enumerate(fits)]
+    rows = lengths(Played(Store(None, 0), {"off": 40.0}), entries)
+    shorter = (Fit(1, 150), Fit(2), Fit(4, 400), Fit(1), Fit(1, 25))
+    longer = (Fit(1, 900), Fit(12), Fit(24, 400), Fit(3), Fit(1, 150))
+    assert [(row["20 s"], row["120 s"]) for row in rows] == [(str(a), str(b)) for a, b in zip(shorter, longer)]

@@ -105,7 +105,7 @@ def cifar(folder: Path, numbers: Numbers, batch: int) -> Any:
 
 
 def cifar_model() -> Any:
-    return Convolutional(CLASSES, width=64, stride=1)
+    return Convolutional(CLASSES, width=32, stride=1)
 
 
 # -- ultralytics/yolov5: mosaics, a loader whose workers live for ever -------------------------------------------------
