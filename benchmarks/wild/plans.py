@@ -55,7 +55,7 @@ def _scaled(fit: Fit, by: float) -> Fit:
     """Return a fit that is so many times as long: more epochs, or more steps where there is one of so many steps."""
     if fit.steps is None or fit.epochs > 1:
         return Fit(max(1, round(fit.epochs * by)), fit.steps)
-    return Fit(1, round(fit.steps * by, -1 if fit.steps * by > 100 else None))
+    return Fit(1, int(round(fit.steps * by, -1 if fit.steps * by > 100 else 0)))
 
 
 def sweep(work: Workplace, entries: Sequence[Entry], repeats: int) -> list[dict[str, Any]]:
