@@ -236,4 +236,6 @@ def test_lengths_for_this_machine() -> None:
     rows = lengths(Played(Store(None, 0), {"off": 40.0}), entries)
     shorter = (Fit(1, 150), Fit(2), Fit(4, 400), Fit(1), Fit(1, 25))
     longer = (Fit(1, 900), Fit(12), Fit(24, 400), Fit(3), Fit(1, 150))
-    assert [(row["20 s"], row["120 s"]) for row in rows] == [(str(a), str(b)) for a, b in zip(shorter, longer, strict=True)]
+    assert [(row["20 s"], row["120 s"]) for row in rows] == [
+        (str(a), str(b)) for a, b in zip(shorter, longer, strict=True)
+    ]

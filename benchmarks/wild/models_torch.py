@@ -65,7 +65,8 @@ class Convolutional(nn.Module):
 
     def forward(self, batch: Any) -> torch.Tensor:
         images, labels = batch
-        return nn.functional.cross_entropy(self.body(images), labels)
+        loss: torch.Tensor = nn.functional.cross_entropy(self.body(images), labels)
+        return loss
 
 
 class Tokens(nn.Module):

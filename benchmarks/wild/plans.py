@@ -43,10 +43,10 @@ def lengths(work: Workplace, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """
     rows = []
     for entry in entries:
-        wall_s = work.run(entry, Key(entry.name, "short", "off")).get("wall_s")
+        wall_s: float | None = work.run(entry, Key(entry.name, "short", "off")).get("wall_s")
         row = {"pipeline": entry.name, "short": str(entry.short), "off_s": wall_s}
-        for wanted_s in LENGTHS_S if wall_s else ():
-            row[f"{wanted_s:.0f} s"] = str(_scaled(entry.short, wanted_s / wall_s))
+        if wall_s:
+            row |= {f"{wanted_s:.0f} s": str(_scaled(entry.short, wanted_s / wall_s)) for wanted_s in LENGTHS_S}
         rows.append(row)
     return rows
 
@@ -120,7 +120,7 @@ def advice(work: Workplace, entries: Sequence[Entry], repeats: int) -> list[dict
         entries: which.
         repeats: pairs of authors' and pasted numbers.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for entry in entries:
         run = work.run(entry, Key(entry.name, "short", "advise"))
         if "error" in run:

@@ -178,7 +178,7 @@ class InfiniteDataLoader(DataLoader[Any]):
         self.iterator = super().__iter__()
 
     def __len__(self) -> int:
-        return len(self.batch_sampler.sampler)  # type: ignore[union-attr, arg-type]
+        return len(self.batch_sampler.sampler)  # type: ignore[union-attr]
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for _ in range(len(self)):
