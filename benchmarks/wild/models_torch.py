@@ -38,7 +38,7 @@ class Recorded(pl.LightningModule):
         self.losses: list[float] = []
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
-        loss = self.net(batch)
+        loss: torch.Tensor = self.net(batch)
         self.losses.append(loss.item())
         return loss
 
