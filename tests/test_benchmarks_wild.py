@@ -99,7 +99,13 @@ class Played(Workplace):
         wall_s = self.wall_s.get(numbers or mode, 30.0)
         if wall_s < 0:
             return {"error": "exit status 1"}
-        return {"wall_s": wall_s, "samples_per_s": 1000 / wall_s, "losses": "a", "report": self.report}
+        return {
+            "wall_s": wall_s,
+            "call_s": wall_s + 10,
+            "samples_per_s": 1000 / wall_s,
+            "losses": "a",
+            "report": self.report,
+        }
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +121,7 @@ def test_pairs_are_run_in_turn_and_once(tmp_path: Path) -> None:
     (row,) = pairs(work, [entry], "short", 2)
     assert [(run["mode"], run["repeat"]) for run in store.rows] == [("off", 0), ("tune", 0), ("off", 1), ("tune", 1)]
     assert (row["ratio"], row["min"], row["max"], row["pairs"]) == (2.0, 2.0, 2.0, 2)
+    assert row["call"] == 1.5
     assert (row["losses"], row["headline"], row["next"], row["changes"]) == ("same", "-", "one / two", "3/3")
     assert "| pytorch-imagenet | 20.0 | 2.0 |" in markdown([row])
 
