@@ -8,14 +8,15 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.wild.advice import pasted
-from benchmarks.wild.entry import AUTOTUNE, Entry
-from benchmarks.wild.plans import AGAIN, advice, pairs, sweep
+from benchmarks.wild.entry import AUTOTUNE, Entry, Fit
+from benchmarks.wild.plans import AGAIN, advice, lengths, pairs, sweep
 from benchmarks.wild.registry import ENTRIES, missing
 from benchmarks.wild.runs import ROOT, Key, Store, Workplace
 from benchmarks.wild.slow import slow_reads
@@ -98,7 +99,13 @@ class Played(Workplace):
         wall_s = self.wall_s.get(numbers or mode, 30.0)
         if wall_s < 0:
             return {"error": "exit status 1"}
-        return {"wall_s": wall_s, "samples_per_s": 1000 / wall_s, "losses": "a", "report": self.report}
+        return {
+            "wall_s": wall_s,
+            "call_s": wall_s + 10,
+            "samples_per_s": 1000 / wall_s,
+            "losses": "a",
+            "report": self.report,
+        }
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +121,7 @@ def test_pairs_are_run_in_turn_and_once(tmp_path: Path) -> None:
     (row,) = pairs(work, [entry], "short", 2)
     assert [(run["mode"], run["repeat"]) for run in store.rows] == [("off", 0), ("tune", 0), ("off", 1), ("tune", 1)]
     assert (row["ratio"], row["min"], row["max"], row["pairs"]) == (2.0, 2.0, 2.0, 2)
+    assert row["call"] == 1.5
     assert (row["losses"], row["headline"], row["next"], row["changes"]) == ("same", "-", "one / two", "3/3")
     assert "| pytorch-imagenet | 20.0 | 2.0 |" in markdown([row])
 
@@ -227,3 +235,14 @@ def test_the_page_names_the_sources() -> None:
         if "yolov5" in line or "widedeep" in line:  # as many workers as there are CPUs
             line = line.partition(" at ")[0]
         assert line in page, f"python -m benchmarks.wild --list --md FILE: {line}"
+
+
+def test_lengths_for_this_machine() -> None:
+    fits = (Fit(1, 300), Fit(4), Fit(8, 400), Fit(1), Fit(1, 50))
+    entries = [replace(ENTRIES["pytorch-cifar"], name=f"entry {i}", short=fit) for i, fit in enumerate(fits)]
+    rows = lengths(Played(Store(None, 0), {"off": 40.0}), entries)
+    shorter = (Fit(1, 150), Fit(2), Fit(4, 400), Fit(1), Fit(1, 25))
+    longer = (Fit(1, 900), Fit(12), Fit(24, 400), Fit(3), Fit(1, 150))
+    assert [(row["20 s"], row["120 s"]) for row in rows] == [
+        (str(a), str(b)) for a, b in zip(shorter, longer, strict=True)
+    ]

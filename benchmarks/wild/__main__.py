@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.output import arguments, table
-from benchmarks.wild.plans import advice, pairs, sweep
+from benchmarks.wild.plans import advice, lengths, pairs, sweep
 from benchmarks.wild.registry import ENTRIES, missing
 from benchmarks.wild.runs import Store, Workplace
 from benchmarks.wild.table import markdown, sources
 
 __all__ = ["main"]
 
-REPEATS = {"short": 5, "long": 3, "sweep": 3, "advice": 3}
+REPEATS = {"short": 5, "long": 3, "sweep": 3, "advice": 3, "lengths": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     kinds.add_argument("--long", action="store_const", const="long", dest="kind", help="2 min, three pairs")
     kinds.add_argument("--sweep", action="store_const", const="sweep", dest="kind", help="search the best numbers")
     kinds.add_argument("--advice", action="store_const", const="advice", dest="kind", help="paste what advise says")
+    kinds.add_argument("--lengths", action="store_const", const="lengths", dest="kind", help="how long fits should be")
     kinds.add_argument("--list", action="store_const", const="list", dest="kind", help="list the pipelines")
     parser.add_argument("--repeats", type=int, help="pairs of each")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "intune-wild", help="the data")
@@ -52,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     repeats = given.repeats or (1 if given.quick else REPEATS[kind])
     if kind == "sweep":
         rows = sweep(work, entries, repeats)
+    elif kind == "lengths":
+        rows = lengths(work, entries)
     elif kind == "advice":
         rows = advice(work, entries, repeats)
     else:

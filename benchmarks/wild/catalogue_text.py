@@ -25,8 +25,8 @@ ENTRIES = (
         numbers={"num_workers": 5, "persistent_workers": 1},
         rows=6000,
         tiny=240,
-        short=Fit(2),
-        long=Fit(12),
+        short=Fit(1),
+        long=Fit(6),
     ),
     Entry(
         name="keras-reviews",
@@ -60,8 +60,8 @@ ENTRIES = (
         numbers={"num_workers": 4},
         rows=100_000,
         tiny=2000,
-        short=Fit(1, 500),
-        long=Fit(1, 3000),
+        short=Fit(1, 350),
+        long=Fit(1, 2100),
         sweep={"num_workers": WORKERS},
     ),
     Entry(
@@ -136,8 +136,8 @@ ENTRIES = (
         stages={"prefetch": "", "prefetch#2": "+prefetch"},
         rows=76_800,
         tiny=2560,
-        short=Fit(2),
-        long=Fit(10),
+        short=Fit(1),
+        long=Fit(6),
     ),
     Entry(
         name="pytorch-widedeep",

@@ -38,7 +38,7 @@ class Recorded(pl.LightningModule):
         self.losses: list[float] = []
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
-        loss = self.net(batch)
+        loss: torch.Tensor = self.net(batch)
         self.losses.append(loss.item())
         return loss
 
@@ -65,7 +65,8 @@ class Convolutional(nn.Module):
 
     def forward(self, batch: Any) -> torch.Tensor:
         images, labels = batch
-        return nn.functional.cross_entropy(self.body(images), labels)
+        loss: torch.Tensor = nn.functional.cross_entropy(self.body(images), labels)
+        return loss
 
 
 class Tokens(nn.Module):

@@ -7,12 +7,13 @@ from statistics import median
 from typing import Any
 
 from benchmarks.wild.advice import pasted
-from benchmarks.wild.entry import Entry
+from benchmarks.wild.entry import Entry, Fit
 from benchmarks.wild.runs import Key, Store, Workplace
 from benchmarks.wild.table import losses, ratios, row, spread
 
-__all__ = ["advice", "pairs", "sweep"]
+__all__ = ["advice", "lengths", "pairs", "sweep"]
 
+LENGTHS_S = (20.0, 120.0)
 AGAIN = 100
 """Repeats from here on are runs without InTune beside the pasted numbers: not those beside the tuned ones."""
 
@@ -31,6 +32,30 @@ def pairs(work: Workplace, entries: Sequence[Entry], length: str, repeats: int) 
             for mode in ("off", "tune"):
                 work.run(entry, Key(entry.name, length, mode, repeat))
     return [found for entry in entries if (found := row(work.store, entry, length)) is not None]
+
+
+def lengths(work: Workplace, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Run each short fit once without InTune and return how long it and the long one should be on this machine.
+
+    Args:
+        work: where.
+        entries: which.
+    """
+    rows = []
+    for entry in entries:
+        wall_s: float | None = work.run(entry, Key(entry.name, "short", "off")).get("wall_s")
+        row = {"pipeline": entry.name, "short": str(entry.short), "off_s": wall_s}
+        if wall_s:
+            row |= {f"{wanted_s:.0f} s": str(_scaled(entry.short, wanted_s / wall_s)) for wanted_s in LENGTHS_S}
+        rows.append(row)
+    return rows
+
+
+def _scaled(fit: Fit, by: float) -> Fit:
+    """Return a fit that is so many times as long: more epochs, or more steps where there is one of so many steps."""
+    if fit.steps is None or fit.epochs > 1:
+        return Fit(max(1, round(fit.epochs * by)), fit.steps)
+    return Fit(1, int(round(fit.steps * by, -1 if fit.steps * by > 100 else 0)))
 
 
 def sweep(work: Workplace, entries: Sequence[Entry], repeats: int) -> list[dict[str, Any]]:
@@ -95,7 +120,7 @@ def advice(work: Workplace, entries: Sequence[Entry], repeats: int) -> list[dict
         entries: which.
         repeats: pairs of authors' and pasted numbers.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for entry in entries:
         run = work.run(entry, Key(entry.name, "short", "advise"))
         if "error" in run:

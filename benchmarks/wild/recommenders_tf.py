@@ -35,7 +35,7 @@ def ranking(folder: Path, numbers: Numbers, batch: int) -> Any:
     files = tf.data.Dataset.list_files(str(folder / "part-*"), shuffle=False)
     shards = 8  # num_shards_per_host
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def parse(lines: Any) -> Any:
         fields = tf.io.decode_csv(lines, defaults, field_delim="\t", na_value="-1")
         columns = {str(i): column for i, column in enumerate(fields[1 + DENSE :])}

@@ -14,7 +14,9 @@ __all__ = ["headline_is_true", "losses", "markdown", "ratios", "row", "sources",
 CLOSE = 0.03
 
 
-def ratios(store: Store, name: str, length: str, mode: str = "tune", numbers: str = "", first: int = 0) -> list[float]:
+def ratios(
+    store: Store, name: str, length: str, mode: str = "tune", numbers: str = "", first: int = 0, of: str = "wall_s"
+) -> list[float]:
     """Return how many times as fast the whole fits were as those without InTune, pair by pair.
 
     Args:
@@ -24,9 +26,10 @@ def ratios(store: Store, name: str, length: str, mode: str = "tune", numbers: st
         mode: of InTune.
         numbers: of the other runs, if not the authors'.
         first: earlier repeats are left out.
+        of: which seconds; ``call_s`` are those of the whole call of `fit`, its start and its end included.
     """
-    stock = {run["repeat"]: run["wall_s"] for run in store.all(name, length, "off")}
-    others = {run["repeat"]: run["wall_s"] for run in store.all(name, length, mode, numbers)}
+    stock = {run["repeat"]: run[of] for run in store.all(name, length, "off")}
+    others = {run["repeat"]: run[of] for run in store.all(name, length, mode, numbers)}
     return [stock[repeat] / others[repeat] for repeat in sorted(stock.keys() & others.keys()) if repeat >= first]
 
 
@@ -56,6 +59,7 @@ def row(store: Store, entry: Entry, length: str) -> dict[str, Any] | None:
         "pipeline": entry.name,
         "off_s": round(median(run["wall_s"] for run in stock), 1),
         **spread("ratio", found),
+        "call": round(median(ratios(store, entry.name, length, of="call_s")), 3),
         "losses": losses(stock, tuned),
         "verdict": typical["report"].get("verdict") or "no report",
         "next": " / ".join(str(typical["report"].get("next", "")).splitlines()),

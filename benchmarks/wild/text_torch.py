@@ -116,7 +116,7 @@ HF_WORDS, HF_LENGTH = 3000, 128
 
 
 def hf_data(folder: Path, rows: int) -> None:
-    from datasets import Dataset as Table
+    from datasets import Dataset as Table  # type: ignore[import-untyped]
     from datasets import disable_progress_bars
 
     disable_progress_bars()

@@ -105,7 +105,7 @@ def cifar(folder: Path, numbers: Numbers, batch: int) -> Any:
 
 
 def cifar_model() -> Any:
-    return Convolutional(CLASSES, width=64, stride=1)
+    return Convolutional(CLASSES, width=32, stride=1)
 
 
 # -- ultralytics/yolov5: mosaics, a loader whose workers live for ever -------------------------------------------------
@@ -178,7 +178,7 @@ class InfiniteDataLoader(DataLoader[Any]):
         self.iterator = super().__iter__()
 
     def __len__(self) -> int:
-        return len(self.batch_sampler.sampler)  # type: ignore[union-attr, arg-type]
+        return len(self.batch_sampler.sampler)  # type: ignore[union-attr]
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for _ in range(len(self)):
