@@ -147,7 +147,8 @@ def figures(begin: Mark, end: Mark) -> dict[str, Any]:
     """Return what happened between two moments, by the wall clock, in plain JSON types.
 
     Args:
-        begin, end: of the span.
+        begin: of the span.
+        end: of the span.
 
     Returns:
         ``samples``, ``steps``, ``wall_s``, ``paused_s`` (validation, checkpoints), ``seam_s`` and ``epochs`` (starts of
