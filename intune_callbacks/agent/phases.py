@@ -39,11 +39,11 @@ class ShellConfig:
 
     jumps: tuple[int, ...] = (2, 4, 6)
     burst: int = 30
-    again: int = 3
+    again: int = 8
     patience: int = 3
     review: int = 6
     measured: int = 3
-    look: int = 30
+    look: int = 20
     longest: int = 240
     worth: float = 0.08
     gate: float = 0.05

@@ -101,6 +101,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
         return;
       }
     }
+    // Where closures are short, to time each would cost a good part of what they do: one stands for some others.
+    if (!call && !AskForCpu()) {
+      untimed_.fetch_add(1, std::memory_order_relaxed);
+      base(std::move(fn));
+      return;
+    }
     base([self = shared_from_this(), fn = std::move(fn), call = std::move(call)]() mutable {
       self->RunOnBase(std::move(fn), std::move(call));
     });
@@ -320,7 +326,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void RunOnBase(Closure fn, CallPtr call) {
     elsewhere_.fetch_add(1, std::memory_order_relaxed);
     Tally tally;
-    const Stopwatch watch(AskForCpu());
+    const Stopwatch watch(true);
     Current mine{this, std::move(call)};
     std::swap(this_call(), mine);  // this thread may be inside a call of another pool
     fn();
@@ -330,6 +336,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
     elsewhere_.fetch_sub(1, std::memory_order_relaxed);
     std::unique_lock<std::mutex> lock(mu_);
     AddLocked(tally, mine.call.get());
+    const auto others = static_cast<double>(untimed_.exchange(0, std::memory_order_relaxed));
+    tally_.closures += static_cast<int64_t>(others);
+    tally_.busy_s += others * tally.busy_s;
+    tally_.busy_s2 += others * tally.busy_s * tally.busy_s;
+    tally_.cpu_s += others * tally.cpu_s;
   }
 
   bool AskForCpu() {
@@ -354,7 +365,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::deque<Entry> queue_, nested_, hurried_;
   std::vector<Waiter*> idle_;
   std::vector<const void*> ending_;
-  std::atomic<int> limit_{0}, elsewhere_{0}, cpu_every_{1}, asked_{0};
+  std::atomic<int> limit_{0}, elsewhere_{0}, cpu_every_{1}, asked_{0}, untimed_{0};
   int drain_ = 1, threads_ = 0, waking_ = 0, watchers_ = 0;
   int running_ = 0, hurrying_ = 0, unbound_ = 0, computing_ = 0;
   int64_t ended_ = 0;
