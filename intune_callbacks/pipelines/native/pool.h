@@ -358,7 +358,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     if (tally.cpu_s >= 0.0) mean_cpu_s_ += (tally.cpu_s - mean_cpu_s_) / 16.0;
     // Where it was not asked for, the closure is taken to be one like the others.
     tally_.cpu_s += tally.cpu_s >= 0.0 ? tally.cpu_s : std::min(tally.busy_s, mean_cpu_s_);
-    cpu_every_.store(mean_s_ < kShort_s ? 16 : 1, std::memory_order_relaxed);
+    cpu_every_.store(mean_s_ < 0.2 * kShort_s ? 64 : mean_s_ < kShort_s ? 16 : 1, std::memory_order_relaxed);
   }
 
   std::mutex mu_;

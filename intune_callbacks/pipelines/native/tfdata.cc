@@ -143,6 +143,49 @@ class PassThroughIterator : public DatasetIterator<D> {
   std::unique_ptr<IteratorBase> input_;
 };
 
+// The context a stage gives its input: its own runner in place of the one that came from downstream.
+void Equip(IteratorContext* mine, const Stage* stage, const void* owner) {
+  Runner base = PoolRunner::Base(*mine->runner());
+  if (stage == nullptr) {
+    *mine->runner() = std::move(base);
+    return;
+  }
+  int intra_op = -1;
+  if (mine->options() != nullptr) {
+    const ThreadingOptions& threading = mine->options()->threading_options();
+    using Case = ThreadingOptions::OptionalMaxIntraOpParallelismCase;
+    if (threading.optional_max_intra_op_parallelism_case() == Case::kMaxIntraOpParallelism) {
+      intra_op = threading.max_intra_op_parallelism();
+    }
+  }
+  *mine->runner() = PoolRunner(stage->pool, std::move(base), owner, intra_op);
+}
+
+// For datasets that are not to compute on the workers of a stage downstream: the runner below all of ours, in each
+// context. To copy a context costs as much as a small function.
+class Unequipped {
+ public:
+  absl::Status GetNext(IteratorBase* input, IteratorContext* ctx, std::vector<Tensor>* element, bool* end) {
+    if (!PoolRunner::IsOurs(*ctx->runner())) return input->GetNext(ctx, element, end);
+    if (!ctx->symbolic_checkpoint()) {
+      std::call_once(once_, [this, ctx] {
+        kept_ = std::make_unique<IteratorContext>(*ctx);
+        Equip(kept_.get(), nullptr, this);
+      });
+      return input->GetNext(kept_.get(), element, end);
+    }
+    IteratorContext mine(*ctx);
+    Equip(&mine, nullptr, this);
+    TF_RETURN_IF_ERROR(input->GetNext(&mine, element, end));
+    ctx->MergeCheckpoint(mine.checkpoint());
+    return absl::OkStatus();
+  }
+
+ private:
+  std::once_flag once_;
+  std::unique_ptr<IteratorContext> kept_;
+};
+
 class StageDataset : public PassThrough {
  public:
   StageDataset(OpKernelContext* ctx, const DatasetBase* input, std::string pipeline, std::string stage, int64_t role)
@@ -151,7 +194,8 @@ class StageDataset : public PassThrough {
 
  protected:
   std::unique_ptr<IteratorBase> MakeIteratorInternal(const std::string& prefix) const override {
-    return std::make_unique<Iterator>(Iterator::Params{this, prefix});
+    if (role_ == kBehind) return std::make_unique<Behind>(this, prefix);
+    return std::make_unique<Feeding>(Feeding::Params{this, prefix});
   }
   absl::Status AsGraphDefInternal(SerializationContext* ctx, DatasetGraphDefBuilder* b,
                                   ::tensorflow::Node** output) const override {
@@ -160,81 +204,148 @@ class StageDataset : public PassThrough {
   }
 
  private:
-  class Iterator : public PassThroughIterator<StageDataset> {
+  std::shared_ptr<Stage> Find() const {
+    return stage_.empty() ? nullptr : Registry::Get().Find(pipeline_)->Find(stage_);
+  }
+
+  // Right behind a stage, or behind another dataset that computes. Each element comes by here: what
+  // `DatasetBaseIterator` does for one costs as much as a small function does, so this is none of those, and has no node
+  // in tf.data's model either. For the model and its tuner the pipeline is the stock one.
+  class Behind : public IteratorBase {
+   public:
+    Behind(const StageDataset* dataset, std::string prefix) : dataset_(dataset), prefix_(std::move(prefix)) {
+      dataset_->Ref();
+    }
+
+    ~Behind() override {
+      if (stage_) {
+        stage_->Detach(this);
+        stage_->pool->Hurry(this);
+      }
+      input_.reset();  // waits for the closures that are still queued
+      if (stage_) stage_->pool->Gone(this);
+      if (is_bypassed_) node_ = nullptr;  // which is not ours to be removed from the model
+      dataset_->Unref();
+    }
+
+    const DataTypeVector& output_dtypes() const override { return dataset_->output_dtypes(); }
+    const std::vector<PartialTensorShape>& output_shapes() const override { return dataset_->output_shapes(); }
+    const std::string& prefix() const override { return prefix_; }
+    bool SymbolicCheckpointCompatible() const override { return true; }
+
+    absl::Status Initialize(IteratorContext* ctx) override {
+      stage_ = dataset_->Find();
+      if (node_ != nullptr && reader_ != nullptr) {
+        ctx->model()->RemoveNode(node_);
+        node_ = reader_;  // the input's node becomes an input of that one
+        is_bypassed_ = true;
+      }
+      IteratorContext mine(*ctx);
+      Equip(&mine, stage_.get(), this);
+      TF_RETURN_IF_ERROR(dataset_->input()->MakeIterator(&mine, this, prefix(), &input_));
+      ctx->MergeCheckpoint(mine.checkpoint());
+      input_node_ = (input_.get()->*&PeekIterator::model_node)();
+      if (stage_) stage_->Attach(this, input_node_);
+      return absl::OkStatus();
+    }
+
+    absl::Status GetNext(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {
+      if (!stage_) return unequipped_.GetNext(input_.get(), ctx, element, end);
+      if (stage_->follows_depth()) stage_->Asked(input_node_.get());
+      // The stage keeps the runner it found in the first context, for the threads it starts then.
+      if (equipped_.load(std::memory_order_acquire)) {
+        TF_RETURN_IF_ERROR(input_->GetNext(ctx, element, end));
+      } else {
+        IteratorContext mine(*ctx);
+        Equip(&mine, stage_.get(), this);
+        TF_RETURN_IF_ERROR(input_->GetNext(&mine, element, end));
+        ctx->MergeCheckpoint(mine.checkpoint());
+        equipped_.store(true, std::memory_order_release);
+      }
+      if (!*end) stage_->Passed(*element);
+      return absl::OkStatus();
+    }
+
+    absl::Status Skip(IteratorContext* ctx, int wanted, bool* end, int* skipped) override {
+      IteratorContext mine(*ctx);
+      Equip(&mine, stage_.get(), this);
+      TF_RETURN_IF_ERROR(input_->Skip(&mine, wanted, end, skipped));
+      ctx->MergeCheckpoint(mine.checkpoint());
+      if (stage_) stage_->Skipped(*skipped);
+      return absl::OkStatus();
+    }
+
+   protected:
+    std::shared_ptr<model::Node> CreateNode(IteratorContext* ctx, model::Node::Args args) const override {
+      reader_ = args.output;
+      return model::MakeKnownRatioNode(std::move(args), /*ratio=*/1);
+    }
+    absl::Status SaveInternal(SerializationContext* ctx, IteratorStateWriter* writer) override {
+      return SaveInput(ctx, writer, input_);
+    }
+    absl::Status RestoreInternal(IteratorContext* ctx, IteratorStateReader* reader) override {
+      IteratorContext mine(*ctx);
+      Equip(&mine, stage_.get(), this);
+      TF_RETURN_IF_ERROR(RestoreInput(&mine, reader, input_));
+      ctx->MergeCheckpoint(mine.checkpoint());
+      return absl::OkStatus();
+    }
+
+   private:
+    struct PeekIterator : IteratorBase {
+      using IteratorBase::model_node;
+    };
+
+    const StageDataset* const dataset_;
+    const std::string prefix_;
+    std::shared_ptr<Stage> stage_;
+    std::unique_ptr<IteratorBase> input_;
+    std::shared_ptr<model::Node> input_node_;
+    mutable std::shared_ptr<model::Node> reader_;  // of the iterator that reads from this one
+    bool is_bypassed_ = false;
+    std::atomic<bool> equipped_{false};
+    Unequipped unequipped_;
+  };
+
+  // What an interleave reads: its input, or the datasets its function makes.
+  class Feeding : public PassThroughIterator<StageDataset> {
    public:
     using PassThroughIterator<StageDataset>::PassThroughIterator;
 
-    ~Iterator() override {
-      if (!stage_ || dataset()->role_ == kBefore) return;
-      stage_->Detach(this);
-      stage_->pool->Hurry(this);
-      input_.reset();  // waits for the closures that are still queued
-      stage_->pool->Gone(this);
-    }
-
     absl::Status Initialize(IteratorContext* ctx) override {
-      const StageDataset* d = dataset();
-      if (!d->stage_.empty()) stage_ = Registry::Get().Find(d->pipeline_)->Find(d->stage_);
+      stage_ = dataset()->Find();
       IteratorContext mine(*ctx);
-      Equip(&mine);
-      TF_RETURN_IF_ERROR(d->input()->MakeIterator(&mine, this, prefix(), &input_));
+      Equip(&mine, nullptr, this);
+      TF_RETURN_IF_ERROR(dataset()->input()->MakeIterator(&mine, this, prefix(), &input_));
       ctx->MergeCheckpoint(mine.checkpoint());
-      if (is_behind()) stage_->Attach(this, InputNode());
       return absl::OkStatus();
     }
 
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {
       if (stage_ && dataset()->role_ == kInside) return Read(ctx, element, end);
-      if (is_behind() && model_node() != nullptr && stage_->follows_depth()) stage_->Asked(InputNode().get());
-      TF_RETURN_IF_ERROR(Equipped(ctx, element, end));
-      if (is_behind() && !*end) stage_->Passed(*element);
-      if (stage_ && *end && dataset()->role_ == kBefore) stage_->Ended();
+      TF_RETURN_IF_ERROR(unequipped_.GetNext(input_.get(), ctx, element, end));
+      if (stage_ && *end) stage_->Ended();
       return absl::OkStatus();
     }
 
    protected:
     absl::Status SkipInternal(IteratorContext* ctx, int wanted, bool* end, int* skipped) override {
       IteratorContext mine(*ctx);
-      Equip(&mine);
+      Equip(&mine, nullptr, this);
       TF_RETURN_IF_ERROR(input_->Skip(&mine, wanted, end, skipped));
       ctx->MergeCheckpoint(mine.checkpoint());
-      if (is_behind()) stage_->Skipped(*skipped);
       return absl::OkStatus();
     }
 
     absl::Status RestoreInternal(IteratorContext* ctx, IteratorStateReader* reader) override {
       IteratorContext mine(*ctx);
-      Equip(&mine);
+      Equip(&mine, nullptr, this);
       TF_RETURN_IF_ERROR(this->RestoreInput(&mine, reader, input_));
       ctx->MergeCheckpoint(mine.checkpoint());
       return absl::OkStatus();
     }
 
    private:
-    bool is_behind() const { return stage_ && dataset()->role_ == kBehind; }
-
-    // A stage takes its runner from the first context it sees, for the threads it starts then; other datasets, behind
-    // which there is an operation without a name, from each. To copy a context costs as much as a small function.
-    absl::Status Equipped(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) {
-      const bool first_only = is_behind();
-      if (first_only ? equipped_.load(std::memory_order_acquire) : !PoolRunner::IsOurs(*ctx->runner())) {
-        return input_->GetNext(ctx, element, end);
-      }
-      if (!first_only && !ctx->symbolic_checkpoint()) {
-        std::call_once(once_, [this, ctx] {
-          kept_ = std::make_unique<IteratorContext>(*ctx);
-          Equip(kept_.get());
-        });
-        return input_->GetNext(kept_.get(), element, end);
-      }
-      IteratorContext mine(*ctx);
-      Equip(&mine);
-      TF_RETURN_IF_ERROR(input_->GetNext(&mine, element, end));
-      ctx->MergeCheckpoint(mine.checkpoint());
-      equipped_.store(true, std::memory_order_release);
-      return absl::OkStatus();
-    }
-
     // One element of a dataset inside an interleave, by one of its threads. Those that open files ahead are not counted
     // by the interleave's own number either: they read the first few elements, which tf.data's model leaves aside.
     absl::Status Read(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) {
@@ -252,42 +363,16 @@ class StageDataset : public PassThrough {
       }
       ReaderClock& clock = ReaderClock::Mine(stage_->pool.get());
       const double began_s = Seconds(CLOCK_MONOTONIC);
-      const absl::Status status = Equipped(ctx, element, end);
+      const absl::Status status = unequipped_.GetNext(input_.get(), ctx, element, end);
       const double busy_s = Seconds(CLOCK_MONOTONIC) - began_s;
       if (place) gate.Leave();
       clock.Add(stage_->pool.get(), busy_s);
       return status;
     }
 
-    // Gives the context of the input this stage's runner in place of the one that came from downstream.
-    void Equip(IteratorContext* mine) const {
-      Runner base = PoolRunner::Base(*mine->runner());
-      if (!is_behind()) {
-        *mine->runner() = std::move(base);
-        return;
-      }
-      int intra_op = -1;
-      if (mine->options() != nullptr) {
-        const ThreadingOptions& threading = mine->options()->threading_options();
-        using Case = ThreadingOptions::OptionalMaxIntraOpParallelismCase;
-        if (threading.optional_max_intra_op_parallelism_case() == Case::kMaxIntraOpParallelism) {
-          intra_op = threading.max_intra_op_parallelism();
-        }
-      }
-      *mine->runner() = PoolRunner(stage_->pool, std::move(base), this, intra_op);
-    }
-
-    std::shared_ptr<model::Node> InputNode() const {
-      if (model_node() == nullptr) return nullptr;
-      const auto inputs = model_node()->inputs();
-      return inputs.empty() ? nullptr : inputs.front();
-    }
-
     std::shared_ptr<Stage> stage_;
-    std::atomic<bool> equipped_{false};
     int64_t read_ = 0;  // of a dataset inside an interleave, which one thread at a time reads
-    std::once_flag once_;
-    std::unique_ptr<IteratorContext> kept_;
+    Unequipped unequipped_;
   };
 
   const std::string pipeline_, stage_;
