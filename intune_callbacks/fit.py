@@ -257,13 +257,13 @@ def samples_in(batch: Any) -> int:
 
 
 def _first_length(batch: Any) -> int:
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 0
-    if isinstance(batch, Mapping):
+    if not isinstance(batch, (list, tuple)):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else 0
+        if not isinstance(batch, Mapping):
+            return 0
         batch = batch.values()
-    elif not isinstance(batch, (list, tuple)):
-        return 0
     for part in batch:
         length = _first_length(part)
         if length:

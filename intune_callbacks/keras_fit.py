@@ -30,7 +30,7 @@ __all__ = ["Fit"]
 log = logging.getLogger(__name__)
 
 # Steps shorter than this share one look at the counters: with cold caches a look costs some 50 us.
-LOOK_EVERY_S = 0.01
+LOOK_EVERY_S = 0.05
 
 
 class Fit(TunedFit):
@@ -125,7 +125,7 @@ class Fit(TunedFit):
         now_s = self._clock.wall()
         if now_s < self._next_look_s and not self._timer.is_starting:
             return
-        self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s)
+        self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
         # The first step compiles the model and starts the pipeline: it is no example of what follows.
         self._timer.resume()
         totals = self._timer.read()

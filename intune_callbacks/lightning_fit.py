@@ -25,7 +25,7 @@ __all__ = ["Fit"]
 log = logging.getLogger(__name__)
 
 # Steps shorter than this share one look at the counters.
-LOOK_EVERY_S = 0.01
+LOOK_EVERY_S = 0.05
 
 
 class Fit(TunedFit):
@@ -97,7 +97,7 @@ class Fit(TunedFit):
         self._unseen += self._batch_samples
         now_s = self._now()
         if now_s >= self._next_look_s:
-            self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s)
+            self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
             self._look()
 
     def _look(self) -> None:

@@ -121,8 +121,13 @@ class TrainLoaders:
         if not isinstance(iterators, list) or not isinstance(loaders, list) or len(iterators) != len(loaders):
             self._unreachable = "the running iterators of this version of Lightning's fit_loop cannot be reached"
             return False
-        if len(self._ours) == len(iterators) and all(a() is b for a, b in zip(self._ours, iterators, strict=True)):
-            return False
+        if len(self._ours) == len(iterators):
+            # Once per batch, and so without a generator.
+            for ours, iterator in zip(self._ours, iterators, strict=True):
+                if ours() is not iterator:
+                    break
+            else:
+                return False
         self._unreachable = None
         changed = not _same(loaders, self._loaders)
         if changed:

@@ -255,3 +255,22 @@ def test_a_set_and_a_read_are_cheap() -> None:
         waits.append(time.perf_counter() - begin_s)
     assert sorted(waits)[100] < 0.00005
     pipeline.close()
+
+
+def test_what_is_behind_a_stage_is_no_part_of_the_model_that_autotune_uses() -> None:
+    def model(dataset) -> list[str]:
+        iterator = iter(dataset)
+        for _ in range(3):
+            next(iterator)
+        nodes = tf.data.experimental.get_model_proto(iterator).nodes.values()
+        return sorted(f"{node.name}({len(node.inputs)})" for node in nodes)
+
+    def stock():
+        mapped = tf.data.Dataset.range(10**6).map(lambda x: x + 1, num_parallel_calls=tf.data.AUTOTUNE)
+        return mapped.shuffle(10).map(lambda x: x * 2, num_parallel_calls=2).batch(4).prefetch(2)
+
+    pipeline = tuned(stock())
+    # The last operation, which counts what is delivered, is one, under the name of what reads from it.
+    assert model(pipeline.dataset) == sorted([*model(stock()), "Root(1)"])
+    del pipeline.dataset
+    pipeline.close()
