@@ -152,9 +152,8 @@ def test_a_frozen_run_says_why() -> None:
 def test_a_limit_of_the_machine_is_named() -> None:
     report = build_report(run(model_s=0.001))
     assert report["verdict"] == "input-bound"
-    assert report["next"].startswith(
-        "'decode' still limits: the input keeps 8.0 of 8 CPUs busy; with twice as many CPUs"
-    )
+    says = r"'decode' still limits: the input keeps (7\.9|8\.0) of 8 CPUs busy; with twice as many CPUs"
+    assert re.match(says, report["next"]), report["next"]
     assert "the model alone would take 32 000 samples/s" in end_card(report)
 
 

@@ -211,7 +211,9 @@ def test_the_default_policy_plans_with_the_limit_it_was_given() -> None:
     pipeline = FakePipeline({"decode": work}, FakeMachine(cpus=32.0, memory_limit_bytes=10 * GB))
     tuner = tuner_of(pipeline, memory_soft_limit=0.5)
     decisions = FakeLoop(pipeline, model_s=0.001).run(tuner, seconds=60.0)
-    assert not [veto for d in decisions for veto in d.vetoes if "GB needed" in veto]
+    # What the net tries between two of the policy's allocations, neither it nor the policy has planned.
+    planned = [d for d in decisions if not d.reason.startswith("half as far")]
+    assert len(planned) > 20 and not [veto for d in planned for veto in d.vetoes if "GB needed" in veto]
     full = pipeline.values["decode.window"] * work.item_bytes + pipeline.values["decode"] * work.worker_bytes
     assert 3 * GB < 1 * GB + full <= 5 * GB
 
