@@ -65,8 +65,9 @@ class Heavy(Loop):
             dataset = dataset.map(self._stage(stage, number), num_parallel_calls=calls, deterministic=True)
         dataset = dataset.prefetch(AUTOTUNE if automatic else PREFETCH)
         options = tf.data.Options()
+        # What TensorFlow would find on a machine of that size; ours begins with it, too.
+        options.threading.private_threadpool_size = case.cpus
         if not tuned:
-            options.threading.private_threadpool_size = case.cpus
             options.autotune.cpu_budget = case.cpus
             if "ram_budget" in system:
                 options.autotune.ram_budget = 1 << 30
