@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -209,3 +212,39 @@ def test_watching_times_the_functions_and_changes_nothing() -> None:
     assert pipeline.stats().stages["slow_square"].items == N
     pipeline.release()
     assert [key(item) for item in loader] == stock(threads, epochs=2)[1]
+
+
+THREADS = """
+import sys
+import torch
+import torchdata.nodes as tn
+from intune_callbacks.pipelines.find import find
+
+loader = tn.Loader(tn.ParallelMapper(tn.IterableWrapper(range(64)), torch.tensor, num_workers=2))
+pipeline = find(loader).pipeline if sys.argv[1] == "ours" else None
+if pipeline is not None:
+    pipeline.prepare()
+items = iter(loader)
+next(items)
+print(torch.get_num_threads(), flush=True)
+del items
+if pipeline is not None:
+    pipeline.close()
+"""
+
+
+def test_the_model_computes_on_as_many_threads_as_with_the_stock_mapper() -> None:
+    """Each thread of a stock mapper calls `torch.set_num_threads(1)`; a process that is new takes that over."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    said = {
+        name: subprocess.run(
+            [sys.executable, "-c", THREADS, name],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for name in ("stock", "ours")
+    }
+    assert said["ours"] == said["stock"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from torchdata.nodes import BaseNode
 from torchdata.nodes.map import MapOverBatch, _ParallelMapperImpl
 
@@ -189,7 +190,7 @@ class NodeStage:
             pool = ProcessPool(self.node.map_fn, context, Start(), carry_tensor)
         return ElasticMap(
             iter(self.source),
-            self.node.map_fn if self.mapper else _same,
+            _on_one_thread(self.node.map_fn) if self.mapper else _same,
             workers=self.workers,
             window=self.window,
             ordered=self.node.in_order if self.mapper else True,
@@ -224,6 +225,19 @@ def engine_of(node: Any) -> ElasticMap[Any] | None:
     """Return the engine that runs inside a node, None where the stock one does."""
     iterator = getattr(node, "_it", None)
     return iterator.engine if isinstance(iterator, NodeIterator) else None
+
+
+def _on_one_thread(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `fn` as a stock worker calls it: each begins with `set_num_threads(1)`, which the model's losses show."""
+    told = threading.local()
+
+    def call(item: Any) -> Any:
+        if not hasattr(told, "once"):
+            torch.set_num_threads(1)
+            told.once = True
+        return fn(item)
+
+    return call
 
 
 def _same(item: Any) -> Any:
