@@ -11,7 +11,7 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +148,13 @@ def pair(kind: str, seconds: float, ours_first: bool) -> tuple[float, float, flo
     return found[True][0] / found[False][0], found[True][1] / found[False][1], found[False][1]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=list(KINDS))
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.7)
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     print(f"{'kind':20} {'speed':>6} {'CPU':>6}  stock CPU/batch")
     for kind in [given.only] if given.only else KINDS:
         pairs = [pair(kind, given.seconds, bool(k % 2)) for k in range(given.pairs)]
