@@ -168,6 +168,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   using Duration = std::chrono::milliseconds;
   static constexpr Duration kIdle{2000}, kShortestStall{10};
   static constexpr double kShort_s = 50e-6;
+  static constexpr int kMeanOver = 16;  // closures
 
   static Pool*& current() {
     static thread_local Pool* pool = nullptr;
@@ -336,11 +337,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
     elsewhere_.fetch_sub(1, std::memory_order_relaxed);
     std::unique_lock<std::mutex> lock(mu_);
     AddLocked(tally, mine.call.get());
-    const auto others = static_cast<double>(untimed_.exchange(0, std::memory_order_relaxed));
-    tally_.closures += static_cast<int64_t>(others);
-    tally_.busy_s += others * tally.busy_s;
-    tally_.busy_s2 += others * tally.busy_s * tally.busy_s;
-    tally_.cpu_s += others * tally.cpu_s;
+    // By the mean: this one may be the first closure of its call or a later one, those are of all kinds.
+    const int others = untimed_.exchange(0, std::memory_order_relaxed);
+    tally_.closures += others;
+    tally_.busy_s += others * mean_s_;
+    tally_.busy_s2 += others * mean_s_ * mean_s_;
+    tally_.cpu_s += others * std::min(mean_s_, mean_cpu_s_);
   }
 
   bool AskForCpu() {
@@ -354,11 +356,14 @@ class Pool : public std::enable_shared_from_this<Pool> {
     tally_.busy_s += tally.busy_s;
     tally_.busy_s2 += tally.busy_s * (tally.busy_s + 2.0 * before_s);  // (a + b)^2 - a^2
     if (call != nullptr) call->busy_s += tally.busy_s;
-    mean_s_ += (tally.busy_s - mean_s_) / 16.0;
-    if (tally.cpu_s >= 0.0) mean_cpu_s_ += (tally.cpu_s - mean_cpu_s_) / 16.0;
+    timed_ = std::min(timed_ + 1, kMeanOver);
+    mean_s_ += (tally.busy_s - mean_s_) / timed_;
+    if (tally.cpu_s >= 0.0) mean_cpu_s_ += (tally.cpu_s - mean_cpu_s_) / timed_;
     // Where it was not asked for, the closure is taken to be one like the others.
     tally_.cpu_s += tally.cpu_s >= 0.0 ? tally.cpu_s : std::min(tally.busy_s, mean_cpu_s_);
-    cpu_every_.store(mean_s_ < 0.2 * kShort_s ? 64 : mean_s_ < kShort_s ? 16 : 1, std::memory_order_relaxed);
+    const bool is_known = timed_ == kMeanOver;
+    cpu_every_.store(is_known && mean_s_ < 0.2 * kShort_s ? 64 : is_known && mean_s_ < kShort_s ? 16 : 1,
+                     std::memory_order_relaxed);
   }
 
   std::mutex mu_;
@@ -370,7 +375,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   int running_ = 0, hurrying_ = 0, unbound_ = 0, computing_ = 0;
   int64_t ended_ = 0;
   bool stalled_ = false;
-  double stalled_s_ = 0.0, mean_s_ = 1.0, mean_cpu_s_ = 0.0;
+  int timed_ = 0;
+  double stalled_s_ = 0.0, mean_s_ = 0.0, mean_cpu_s_ = 0.0;
   Duration patience_ = kIdle;
   Tally tally_;
 };

@@ -161,8 +161,18 @@ void Equip(IteratorContext* mine, const Stage* stage, const void* owner) {
   *mine->runner() = PoolRunner(stage->pool, std::move(base), owner, intra_op);
 }
 
+// Calls `use` with a copy of the context that has the stage's runner. A copy costs as much as a small function.
+template <typename F>
+absl::Status WithRunner(IteratorContext* ctx, const Stage* stage, const void* owner, F use) {
+  IteratorContext mine(*ctx);
+  Equip(&mine, stage, owner);
+  TF_RETURN_IF_ERROR(use(&mine));
+  ctx->MergeCheckpoint(mine.checkpoint());
+  return absl::OkStatus();
+}
+
 // For datasets that are not to compute on the workers of a stage downstream: the runner below all of ours, in each
-// context. To copy a context costs as much as a small function.
+// context.
 class Unequipped {
  public:
   absl::Status GetNext(IteratorBase* input, IteratorContext* ctx, std::vector<Tensor>* element, bool* end) {
@@ -174,11 +184,7 @@ class Unequipped {
       });
       return input->GetNext(kept_.get(), element, end);
     }
-    IteratorContext mine(*ctx);
-    Equip(&mine, nullptr, this);
-    TF_RETURN_IF_ERROR(input->GetNext(&mine, element, end));
-    ctx->MergeCheckpoint(mine.checkpoint());
-    return absl::OkStatus();
+    return WithRunner(ctx, nullptr, this, [&](IteratorContext* mine) { return input->GetNext(mine, element, end); });
   }
 
  private:
@@ -209,8 +215,8 @@ class StageDataset : public PassThrough {
   }
 
   // Right behind a stage, or behind another dataset that computes. Each element comes by here: what
-  // `DatasetBaseIterator` does for one costs as much as a small function does, so this is none of those, and has no node
-  // in tf.data's model either. For the model and its tuner the pipeline is the stock one.
+  // `DatasetBaseIterator` does for one costs as much as a small function, so this is none of those, and has no node in
+  // tf.data's model either. For the model and its tuner the pipeline is the stock one.
   class Behind : public IteratorBase {
    public:
     Behind(const StageDataset* dataset, std::string prefix) : dataset_(dataset), prefix_(std::move(prefix)) {
@@ -240,10 +246,9 @@ class StageDataset : public PassThrough {
         node_ = reader_;  // the input's node becomes an input of that one
         is_bypassed_ = true;
       }
-      IteratorContext mine(*ctx);
-      Equip(&mine, stage_.get(), this);
-      TF_RETURN_IF_ERROR(dataset_->input()->MakeIterator(&mine, this, prefix(), &input_));
-      ctx->MergeCheckpoint(mine.checkpoint());
+      TF_RETURN_IF_ERROR(WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
+        return dataset_->input()->MakeIterator(mine, this, prefix(), &input_);
+      }));
       input_node_ = (input_.get()->*&PeekIterator::model_node)();
       if (stage_) stage_->Attach(this, input_node_);
       return absl::OkStatus();
@@ -256,10 +261,9 @@ class StageDataset : public PassThrough {
       if (equipped_.load(std::memory_order_acquire)) {
         TF_RETURN_IF_ERROR(input_->GetNext(ctx, element, end));
       } else {
-        IteratorContext mine(*ctx);
-        Equip(&mine, stage_.get(), this);
-        TF_RETURN_IF_ERROR(input_->GetNext(&mine, element, end));
-        ctx->MergeCheckpoint(mine.checkpoint());
+        TF_RETURN_IF_ERROR(WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
+          return input_->GetNext(mine, element, end);
+        }));
         equipped_.store(true, std::memory_order_release);
       }
       if (!*end) stage_->Passed(*element);
@@ -267,10 +271,9 @@ class StageDataset : public PassThrough {
     }
 
     absl::Status Skip(IteratorContext* ctx, int wanted, bool* end, int* skipped) override {
-      IteratorContext mine(*ctx);
-      Equip(&mine, stage_.get(), this);
-      TF_RETURN_IF_ERROR(input_->Skip(&mine, wanted, end, skipped));
-      ctx->MergeCheckpoint(mine.checkpoint());
+      TF_RETURN_IF_ERROR(WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
+        return input_->Skip(mine, wanted, end, skipped);
+      }));
       if (stage_) stage_->Skipped(*skipped);
       return absl::OkStatus();
     }
@@ -284,11 +287,9 @@ class StageDataset : public PassThrough {
       return SaveInput(ctx, writer, input_);
     }
     absl::Status RestoreInternal(IteratorContext* ctx, IteratorStateReader* reader) override {
-      IteratorContext mine(*ctx);
-      Equip(&mine, stage_.get(), this);
-      TF_RETURN_IF_ERROR(RestoreInput(&mine, reader, input_));
-      ctx->MergeCheckpoint(mine.checkpoint());
-      return absl::OkStatus();
+      return WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
+        return RestoreInput(mine, reader, input_);
+      });
     }
 
    private:
@@ -314,11 +315,9 @@ class StageDataset : public PassThrough {
 
     absl::Status Initialize(IteratorContext* ctx) override {
       stage_ = dataset()->Find();
-      IteratorContext mine(*ctx);
-      Equip(&mine, nullptr, this);
-      TF_RETURN_IF_ERROR(dataset()->input()->MakeIterator(&mine, this, prefix(), &input_));
-      ctx->MergeCheckpoint(mine.checkpoint());
-      return absl::OkStatus();
+      return WithRunner(ctx, nullptr, this, [&](IteratorContext* mine) {
+        return dataset()->input()->MakeIterator(mine, this, prefix(), &input_);
+      });
     }
 
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {
@@ -330,19 +329,15 @@ class StageDataset : public PassThrough {
 
    protected:
     absl::Status SkipInternal(IteratorContext* ctx, int wanted, bool* end, int* skipped) override {
-      IteratorContext mine(*ctx);
-      Equip(&mine, nullptr, this);
-      TF_RETURN_IF_ERROR(input_->Skip(&mine, wanted, end, skipped));
-      ctx->MergeCheckpoint(mine.checkpoint());
-      return absl::OkStatus();
+      return WithRunner(ctx, nullptr, this, [&](IteratorContext* mine) {
+        return input_->Skip(mine, wanted, end, skipped);
+      });
     }
 
     absl::Status RestoreInternal(IteratorContext* ctx, IteratorStateReader* reader) override {
-      IteratorContext mine(*ctx);
-      Equip(&mine, nullptr, this);
-      TF_RETURN_IF_ERROR(this->RestoreInput(&mine, reader, input_));
-      ctx->MergeCheckpoint(mine.checkpoint());
-      return absl::OkStatus();
+      return WithRunner(ctx, nullptr, this, [&](IteratorContext* mine) {
+        return this->RestoreInput(mine, reader, input_);
+      });
     }
 
    private:
@@ -514,7 +509,8 @@ int32_t intune_read_stage(const char* pipeline, const char* stage, double* out) 
   const double values[] = {double(r.items), pool.tally.busy_s, pool.tally.busy_s2, pool.tally.cpu_s,
                            double(pool.tally.closures), double(r.queued), double(r.window), double(pool.limit),
                            double(pool.running), r.item_bytes, double(r.node_items), r.node_busy_s,
-                           double(pool.waiting + found->gate.waiting()), double(found->Readers()), double(found->most()), double(found->ended())};
+                           double(pool.waiting + found->gate.waiting()), double(found->Readers()),
+                           double(found->most()), double(found->ended())};
   std::memcpy(out, values, sizeof values);
   return 1;
 }
