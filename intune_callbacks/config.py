@@ -33,8 +33,9 @@ class TunerConfig:
         cpus: CPUs the pipeline may use; None reads affinity and cgroup quota at each decision.
         trainer_cpus: CPUs left to the training loop itself.
         max_workers: upper limit of workers per stage; None lets the guard decide.
-        workers_kind: what the workers of a map-style DataLoader are, ``process`` as in the stock loader, or ``thread``
-            for a dataset that is thread-safe and releases the GIL.
+        workers_kind: what the workers of a map-style DataLoader are: ``process``, ``thread`` for a dataset that is
+            thread-safe and releases the GIL, or None for what the user's loader has: processes, and with
+            ``num_workers=0`` none. Naming a kind allows workers there, too.
         fine_tune: let the policy ``dqn`` go on learning from this run, in a thread of its own; needs PyTorch.
 
     Raises:
@@ -50,7 +51,7 @@ class TunerConfig:
     cpus: float | None = None
     trainer_cpus: float = 1.0
     max_workers: int | None = None
-    workers_kind: str = "process"
+    workers_kind: str | None = None
     fine_tune: bool = False
 
     def __post_init__(self) -> None:
@@ -61,7 +62,8 @@ class TunerConfig:
     def _problems(self) -> Iterable[str]:
         yield from choice_problem("mode", self.mode, MODES)
         yield from choice_problem("policy", self.policy, POLICIES)
-        yield from choice_problem("workers_kind", self.workers_kind, WORKER_KINDS)
+        if self.workers_kind is not None:
+            yield from choice_problem("workers_kind", self.workers_kind, WORKER_KINDS)
         yield from number_problem("decide_every_s", self.decide_every_s, 0.0, 3600.0)
         yield from number_problem("decide_every_batches", self.decide_every_batches, 1, 1_000_000)
         yield from number_problem("warmup_batches", self.warmup_batches, 0, 1_000_000)

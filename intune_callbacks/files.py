@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 __all__ = ["nearest_folder", "unwritable", "write_whole"]
@@ -35,6 +36,10 @@ def write_whole(path: Path, text: str) -> None:
         OSError: when it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # on a shared disk pids are not enough
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -195,16 +195,25 @@ class TunedFit:
         if self.warm.entry is not None:
             report["warm_start"] = self.warm.entry
         if self.run_dir is not None:
-            write_report(self.run_dir, report)  # before the exchange, after which rank 0 reads the files of all
+            self._write(report)  # before the exchange, after which rank 0 reads the files of all
+        if self.run_dir is not None:
             self._save(self.tuner, self.run_dir)
         ranks = exchange(report, self.rank, self.world) if together else None
         if ranks is not None:
             report["ranks"] = ranks
-            if self.run_dir is not None:
-                write_report(self.run_dir, report)
+            self._write(report)
         if self.run_dir is not None and self.rank == 0:
             at_the_end(self.run_dir if self.world == 1 else self.run_dir.parent)
         return report
+
+    def _write(self, report: dict[str, Any]) -> None:
+        """Write the report; without room for it there is still the card."""
+        if self.run_dir is not None:
+            try:
+                write_report(self.run_dir, report)
+            except OSError as error:
+                warn(f"InTune could not write its report to {self.run_dir}: {error}")
+                self.run_dir = None
 
     def _save(self, tuner: Tuner, folder: Path) -> None:
         if self.frozen is not None or not self._batch_size:

@@ -88,6 +88,24 @@ class Guard:
         self._limit_unknown_windows(allocation, observation, vetoes)
         return Ruling(self._limit_memory(allocation, observation, vetoes), tuple(vetoes))
 
+    def again(self, observation: Observation, own: Mapping[str, int]) -> Ruling | None:
+        """Return what to take back of windows granted before, if they do not fit any more once they are full.
+
+        Args:
+            observation: the stages, rates and resources now.
+            own: the user's numbers; below them nothing is taken before there is an alarm.
+        """
+        self.watch(observation)
+        now, room = observation.allocation, self._soft_limit * observation.resources.memory_limit_bytes
+        least = now | {
+            s.name: min(s.current, own.get(s.name, s.current)) for s in observation.stages if s.kind == "memory"
+        }
+        needed = self._needed_bytes(now, observation)
+        if room <= 0.0 or least == now or needed <= room:
+            return None
+        granted = self._largest_between(least, now, observation, room)
+        return Ruling(granted, (f"{needed / GB:.2f} GB needed with full windows, soft limit {room / GB:.2f} GB now",))
+
     def alarm(self, observation: Observation) -> Ruling | None:
         """Return what to shrink at once because memory is above the soft limit now; None when all is well.
 
@@ -227,8 +245,8 @@ class Guard:
         return best
 
     def _needed_bytes(self, allocation: Allocation, observation: Observation) -> float:
-        """Memory in use once all windows are full; workers that leave give nothing back (they are kept for later)."""
-        needed = float(observation.resources.memory_used_bytes)
+        """Memory in use once all windows are full, in each rank; workers that leave give nothing back."""
+        needed = 0.0
         for stage in observation.stages:
             rates = observation.rates.get(stage.window_of or stage.name)
             if stage.kind == "memory" and stage.unit == "items":
@@ -238,7 +256,7 @@ class Guard:
                 needed += max(0, allocation[stage.name] - stage.current) * 2**20
             else:
                 needed += max(0, allocation[stage.name] - stage.current) * self._worker_bytes.get(stage.name, 0.0)
-        return needed
+        return observation.resources.memory_used_bytes + observation.resources.local_ranks * needed
 
     def _freed_bytes(self, smaller: Allocation, observation: Observation) -> float:
         freed = 0.0

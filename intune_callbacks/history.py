@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from intune_callbacks.errors import warn
 from intune_callbacks.monitor.measured import measured
 from intune_callbacks.monitor.verdict import settle
 from intune_callbacks.monitor.wait import StepTotals
@@ -19,6 +20,11 @@ from intune_callbacks.types import Allocation, Observation
 __all__ = ["Course", "Decision", "History", "Mark", "describe", "figures"]
 
 KEPT = 1000
+"""Of each kind of decision so many are remembered besides the first ones."""
+FIRST = 500
+"""The first decisions in which something happened: there most of a run is decided."""
+WRITTEN = 5000
+"""So many decisions are written one by one; from then on, each time so many were, half as often."""
 KEPT_WINDOWS = 50
 
 
@@ -95,7 +101,10 @@ class Decision:
 
 
 class History:
-    """Keeps the eventful decisions and the last thousand others, and writes all of them to a file.
+    """Keeps eventful decisions, the first 500 and the last thousand, and the last thousand others; writes to a file.
+
+    The file holds each of the first 5,000 decisions, every second one until it holds 5,000 more, every fourth one
+    after that, and so on, and each one that changed something: some 50,000 lines after a month at one a second.
 
     Args:
         path: the file, appended to; its folder is made at the first line. None writes nothing.
@@ -103,31 +112,41 @@ class History:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = None if path is None else Path(path)
-        self._events: list[Decision] = []
+        self._first: list[Decision] = []
+        self._events: deque[Decision] = deque(maxlen=KEPT)
         self._others: deque[Decision] = deque(maxlen=KEPT)
+        self._added = self._lines = 0
 
     def add(self, decision: Decision) -> None:
-        """Remember one decision whose effect is known, or never will be.
-
-        Raises:
-            OSError: when the line cannot be written (the decision is remembered nevertheless).
-        """
-        (self._events if decision.is_eventful else self._others).append(decision)
-        if self.path is not None:
+        """Remember one decision whose effect is known, or never will be; a line that cannot be written is the last."""
+        if not decision.is_eventful:
+            self._others.append(decision)
+        elif len(self._first) < FIRST:
+            self._first.append(decision)
+        else:
+            self._events.append(decision)
+        number, self._added = self._added, self._added + 1
+        if self.path is None or not (decision.applied or number % (1 << self._lines // WRITTEN) == 0):
+            return
+        self._lines += 1
+        try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Opened anew for each line: nothing is lost when the process is killed, and no file is left open.
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(decision.to_json(), allow_nan=False) + "\n")
+        except OSError as error:
+            warn(f"InTune writes no more decisions to {self.path}: {error}. Training goes on and is tuned all the same")
+            self.path = None
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """What is remembered, oldest first."""
-        return tuple(sorted((*self._events, *self._others), key=lambda decision: decision.observation.step))
+        return tuple(sorted((*self.events, *self._others), key=lambda decision: decision.observation.step))
 
     @property
     def events(self) -> tuple[Decision, ...]:
         """The decisions in which something was proposed, changed or refused."""
-        return tuple(self._events)
+        return (*self._first, *self._events)
 
 
 @dataclass(frozen=True, slots=True)

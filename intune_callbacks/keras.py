@@ -97,7 +97,9 @@ class InTuneCallback(_Callback):
         cpus: CPUs the pipeline may use; None reads affinity and cgroup quota at each decision.
         trainer_cpus: CPUs left to the training loop itself.
         max_workers: upper limit of workers per stage.
-        workers_kind: what the workers of a map-style DataLoader are, ``process`` or ``thread``.
+        workers_kind: what the workers of a map-style DataLoader are: ``process``, ``thread``, or None for what the
+            loader has. A loader with ``num_workers=0`` is left alone unless a kind is named: its dataset may need the
+            training process.
         fine_tune: let the policy ``dqn`` go on learning from this run.
 
     Attributes:
@@ -126,7 +128,7 @@ class InTuneCallback(_Callback):
         cpus: float | None = None,
         trainer_cpus: float = 1.0,
         max_workers: int | None = None,
-        workers_kind: str = "process",
+        workers_kind: str | None = None,
         fine_tune: bool = False,
     ) -> None:
         super().__init__()
@@ -149,10 +151,15 @@ class InTuneCallback(_Callback):
         self.config, self.mode_source = self.settings.config, self.settings.mode_source
         self._fit: Fit | None = None
         self._last: Fit | None = None
+        self._report: dict[str, Any] = {}
 
     @property
     def report(self) -> dict[str, Any]:
-        return {} if self._last is None else self._last.report
+        return self._report if self._last is None else self._last.report
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A fit holds on to iterators and threads; a copy begins without one, as a new callback does.
+        return {**vars(self), "_fit": None, "_last": None, "_report": self.report}
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._close(show_card=False)

@@ -93,7 +93,9 @@ class InTuneCallback(_Callback):
         cpus: CPUs the pipeline may use; None reads affinity and cgroup quota at each decision.
         trainer_cpus: CPUs left to the training loop itself.
         max_workers: upper limit of workers per stage.
-        workers_kind: what the workers of a map-style DataLoader are, ``process`` or ``thread``.
+        workers_kind: what the workers of a map-style DataLoader are: ``process``, ``thread``, or None for what the
+            loader has. A loader with ``num_workers=0`` is left alone unless a kind is named: its dataset may need the
+            training process.
         fine_tune: let the policy ``dqn`` go on learning from this run.
 
     Attributes:
@@ -119,7 +121,7 @@ class InTuneCallback(_Callback):
         cpus: float | None = None,
         trainer_cpus: float = 1.0,
         max_workers: int | None = None,
-        workers_kind: str = "process",
+        workers_kind: str | None = None,
         fine_tune: bool = False,
     ) -> None:
         super().__init__()

@@ -31,21 +31,22 @@ class Permit:
     Attributes:
         is_spent: trials have cost as much as they may.
         wall_s: length of the run so far, seconds.
+        own: stage name -> the user's value.
     """
 
     def __init__(self, trial_s: float = 1.0) -> None:
         self._trial_s = trial_s
         self.is_spent, self.wall_s = False, 0.0
-        self._own: Allocation = {}
+        self.own: Allocation = {}
         self._highest: Allocation = {}
         self._fails: dict[str, int] = {}
 
     def begin(self, stages: tuple[Stage, ...]) -> bool:
         """Take the values of `stages` for the user's own; False if these stages are known already."""
         own = {stage.name: stage.current for stage in stages}
-        if own.keys() == self._own.keys():
+        if own.keys() == self.own.keys():
             return False
-        self._own = own
+        self.own = own
         return True
 
     def forget(self) -> None:
@@ -85,7 +86,7 @@ class Permit:
         is_short = self._is_short_of_cpus(wanted, seen)
         for name, value in wanted.items():
             stage = stages[name]
-            low = min(self._own.get(name, stage.low), stage.current)
+            low = min(self.own.get(name, stage.low), stage.current)
             most = max(self._most(stage, seen, wait), stage.current)
             if value < low and not (is_short and stage.kind != "memory"):
                 if stage.kind != "memory":
@@ -148,7 +149,7 @@ class Permit:
         for stage in workers:
             r = rates.get(stage.name)
             share = 1.0 if r is None or r.service_s <= 0.0 else min(1.0, r.service_cpu_s / r.service_s)
-            busy += share * max(wanted.get(stage.name, stage.current), self._own.get(stage.name, 0))
+            busy += share * max(wanted.get(stage.name, stage.current), self.own.get(stage.name, 0))
         return busy > busy_limit(cpus, len(workers))
 
 

@@ -225,8 +225,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Unfit(f"{path} is not what InTune wrote at the end of a run")
     if found["format"] != FORMAT:
         raise Unfit(f"format: {found['format']} there, {FORMAT} here")
-    beside = path.parent / str(found["state"]["file"])
+    name = str(found["state"]["file"])
+    beside = path.parent / name
     try:
+        if Path(name).name != name or (beside.exists() and not beside.is_file()):
+            raise Unfit(f"{path} names {name!r}: expected the name of a file beside it")
         text = beside.read_bytes()
     except OSError as error:
         raise Unfit(f"{beside} cannot be read: {error}") from None

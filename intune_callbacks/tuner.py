@@ -11,7 +11,7 @@ from intune_callbacks.config import TunerConfig
 from intune_callbacks.errors import warn
 from intune_callbacks.guard import Guard, Ruling
 from intune_callbacks.history import Course, Decision, History, Mark
-from intune_callbacks.monitor.freed import LARGE_BYTES, give_back_freed, map_large_blocks
+from intune_callbacks.monitor.freed import LARGE_BYTES, Freed
 from intune_callbacks.monitor.pace import Pace
 from intune_callbacks.monitor.resources import MachineProbe
 from intune_callbacks.monitor.wait import StepTotals
@@ -55,6 +55,7 @@ class Tuner:
         )
         self._probe = probe if probe is not None else MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
         self._guard = Guard(config)
+        self._freed = Freed()
         self._net = Net(config.decide_every_s if config.mode == "tune" else 0.0)
         self._epoch_batches: int | None = None
         self._batches: int | None = None
@@ -129,6 +130,7 @@ class Tuner:
     def close(self) -> None:
         """Write the last decision; the pipeline is left as it is."""
         pending, self._pending = self._pending, None
+        self._freed.close()
         try:
             if pending is not None:
                 self.history.add(pending)
@@ -242,8 +244,8 @@ class Tuner:
         if self.config.mode != "tune" or seen.memory_used_bytes <= limit / 2:
             return seen
         if self._guard.largest_item_bytes >= LARGE_BYTES:
-            map_large_blocks()
-        return self._probe.read() if give_back_freed() else seen
+            self._freed.map_large_blocks()
+        return self._probe.read() if self._freed.give_back(now=seen.memory_used_bytes > limit) else seen
 
     def _decide(self, observation: Observation) -> Decision:
         before = observation.allocation
@@ -260,14 +262,16 @@ class Tuner:
             self._guard.watch(observation)
             ruling = Ruling(back.allocation)
             self._tell(back)
+        elif self.config.mode == "tune" and (less := self._guard.again(observation, self._net.permit.own)) is not None:
+            proposed, reason, ruling = _changes(less.allocation, before), less.vetoes[0], less
         elif short := self._net.permit.why_too_short(observation):
             return Decision(observation, before, before, reason=f"only measuring: {short}")
         else:
-            proposal = self.policy.decide(observation)
+            proposal = self.policy.decide(replace(observation, stages=_movable(observation.stages)))
             if (again := self._net.again()) is not None:
                 proposal = Proposal(*again)
             reason, settled = proposal.reason, proposal.settled
-            wanted = clamp(proposal.allocation, observation.stages)
+            wanted = clamp(proposal.allocation, _movable(observation.stages))
             proposed = _changes(wanted, before)
             permitted, why = self._net.permit.grant(proposed, observation)
             vetoes = (why,) if why else ()
@@ -284,6 +288,10 @@ class Tuner:
         after, resize_s = self._resize(granted, before)
         if alarm is not None or (back is not None and after != back.allocation):
             self._net.forget()  # the best of before is not to be had any more
+        if alarm is not None:
+            trim = getattr(self._pipeline, "trim", None)
+            if trim is not None:
+                trim()
         return replace(decision, after=after, applied=after != before, resize_s=resize_s)
 
     def _tell(self, back: Return) -> None:
@@ -308,7 +316,7 @@ class Tuner:
         wanted = dict(self._carried)
         if self._course.changes:
             wanted |= {stage.name: stage.current for stage in self._stages}
-        stages = self._read_stages()
+        stages = _movable(self._read_stages())
         self._net.begin(stages)
         if not wanted or self.config.mode != "tune":
             return
@@ -338,6 +346,11 @@ class Tuner:
     def _freeze(self, error: Exception) -> None:
         self.frozen = f"{type(error).__name__}: {error}"
         warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
+
+
+def _movable(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Return the stages with what is the user's to change held where it is."""
+    return tuple(replace(s, low=s.current, high=s.current) if s.when == "user" else s for s in stages)
 
 
 def _changes(wanted: Mapping[str, int], now: Mapping[str, int]) -> Allocation:

@@ -54,7 +54,8 @@ class Stage:
         current: the value now.
         sequential: True when it cannot be replicated (then ``low == high``).
         window_of: for a window, the name of the worker stage whose finished results it bounds.
-        when: ``now`` if a change acts between two batches, ``epoch`` if it acts at the next epoch.
+        when: ``now`` if a change acts between two batches, ``epoch`` if it acts at the next epoch, ``user`` if only the
+            user's code can make it.
         knob: how the user writes the value, such as ``DataLoader(num_workers={})``; a window's is one more argument
             inside the brackets of its worker stage's, per worker, such as ``prefetch_factor={}``. What follows a ``#``
             is a remark. Empty where the user has no such way.
@@ -70,7 +71,7 @@ class Stage:
     current: int
     sequential: bool = False
     window_of: str | None = None
-    when: Literal["now", "epoch"] = "now"
+    when: Literal["now", "epoch", "user"] = "now"
     knob: str = ""
     startup_s: float = 0.0
 
@@ -167,6 +168,7 @@ class Resources:
         cpu_clock_hz: measured once; 0.0 if unknown.
         dram_bytes_per_s: measured once; 0.0 if not measured.
         cpus_idle: CPUs nobody used since the last reading, whoever might have; None where that is not known.
+        local_ranks: training processes that share this memory and grow alike.
     """
 
     cpus: float
@@ -177,6 +179,7 @@ class Resources:
     cpu_clock_hz: float = 0.0
     dram_bytes_per_s: float = 0.0
     cpus_idle: float | None = None
+    local_ranks: int = 1
 
 
 class Probe(Protocol):

@@ -142,6 +142,31 @@ def test_alarm_leaves_a_pipeline_that_holds_nothing() -> None:
     assert Guard(TunerConfig()).alarm(seen(item_bytes=1000.0, resources=machine(used=9.5 * GB))) is None
 
 
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_ranks_of_a_node_share_the_memory_that_is_left(ranks: int) -> None:
+    node = Resources(8.0, int(64 * GB), int(20 * GB), local_ranks=ranks)
+    each = Guard(TunerConfig()).check(
+        {"decode": 8, "decode.window": 400},
+        seen(workers=4, width=8, resources=node, item_bytes=100 * MB, worker_bytes=500 * MB, fill=1.0),
+    )
+    grown = (each.allocation["decode.window"] - 8) * 100 * MB + (each.allocation["decode"] - 4) * 500 * MB
+    assert 0.8 * (0.9 * 64 - 20) * GB < ranks * grown <= (0.9 * 64 - 20) * GB
+
+
+def test_a_window_that_was_granted_and_does_not_fit_any_more_is_taken_back_but_not_below_the_users_own() -> None:
+    guard, own = Guard(TunerConfig()), {"decode": 2, "decode.window": 4}
+    fits = seen(width=60, item_bytes=100 * MB, fill=0.1, resources=machine(used=2 * GB))
+    assert guard.again(fits, own) is None
+    # Somebody else took 4 GB: 3 are left for a window that would grow by 5.4 GB.
+    ruling = guard.again(seen(width=60, item_bytes=100 * MB, fill=0.1, resources=machine(used=6 * GB)), own)
+    assert ruling is not None
+    assert 30 <= ruling.allocation["decode.window"] <= 36
+    assert ruling.allocation["decode"] == 2
+    full = guard.again(seen(width=60, item_bytes=100 * MB, fill=0.0, resources=machine(used=8.9 * GB)), own)
+    assert full is not None and full.allocation["decode.window"] == 4
+    assert guard.again(seen(width=4, item_bytes=100 * MB, resources=machine(used=8.9 * GB)), own) is None
+
+
 def test_memory_without_a_limit_is_not_limited() -> None:
     free = seen(item_bytes=1 * GB, resources=machine(limit=0))
     guard = Guard(TunerConfig())

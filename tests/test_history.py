@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fakes import observation
 
+from intune_callbacks import history as history_module
 from intune_callbacks.history import Decision, History, describe
 from intune_callbacks.types import Stage, StageRates
 
@@ -68,13 +69,29 @@ def test_memory_is_bounded_but_events_are_kept() -> None:
     assert history.decisions[-1].observation.step == 1500
 
 
-def test_a_file_that_cannot_be_written_is_an_error_that_loses_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_costs_the_file_and_is_said_once(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     history = History(blocked / "history.jsonl")
-    with pytest.raises(OSError, match="file"):
-        history.add(decision())
-    assert len(history.decisions) == 1
+    with pytest.warns(UserWarning, match="writes no more decisions to .*file"):
+        history.add(decision(0))
+    history.add(decision(1))
+    assert len(history.decisions) == 2
+
+
+def test_a_month_of_standing_vetoes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "WRITTEN", 100)
+    history = History(tmp_path / "history.jsonl")
+    for step in range(20_000):
+        history.add(decision(step, proposed={"decode": 4}))
+    steps = [d.observation.step for d in history.events]
+    assert steps == [*range(history_module.FIRST), *range(20_000 - history_module.KEPT, 20_000)]
+    written = [json.loads(line)["step"] for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert written[:102] == [*range(101), 102]
+    assert written == sorted(set(written))
+    assert len(written) < 1000
+    history.add(decision(20_001, proposed={"decode": 4}, applied=True))
+    assert json.loads((tmp_path / "history.jsonl").read_text().splitlines()[-1])["step"] == 20_001
 
 
 def test_describe_takes_medians_and_the_last_allocation() -> None:

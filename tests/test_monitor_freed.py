@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import threading
 
 import pytest
 from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 
-from intune_callbacks import tuner as tuner_module
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.monitor import freed
 from intune_callbacks.tuner import Tuner
 
 HOLES = """
@@ -26,12 +27,16 @@ print(full - rss().rss, len(held))
 
 LARGE = """
 import sys, psutil
-from intune_callbacks.monitor.freed import LARGE_BYTES, map_large_blocks
+from intune_callbacks.monitor.freed import LARGE_BYTES, Freed
 rss = psutil.Process().memory_info
 raised = b"1" * 30_000_000
 del raised
-if sys.argv[1] == "mapped":
-    assert map_large_blocks()
+freed = Freed()
+if sys.argv[1] != "as it is":
+    freed.map_large_blocks()
+    assert freed._maps
+if sys.argv[1] == "mapped no more":
+    freed.close()
 held, between = [], []
 for _ in range(50):
     held.append(b"1" * (2 * LARGE_BYTES))
@@ -44,7 +49,7 @@ glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason
 
 
 @glibc
-@pytest.mark.parametrize(("how", "given_back"), [("mapped", True), ("as it is", False)])
+@pytest.mark.parametrize(("how", "given_back"), [("mapped", True), ("as it is", False), ("mapped no more", False)])
 def test_large_blocks_go_back_when_they_are_freed(how: str, given_back: bool) -> None:
     command = [sys.executable, "-c", LARGE, how]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -75,7 +80,7 @@ def test_memory_that_is_only_kept_is_no_alarm(monkeypatch: pytest.MonkeyPatch, m
         machine.memory_used_bytes = 1 * GB
         return True
 
-    monkeypatch.setattr(tuner_module, "give_back_freed", give_back)
+    monkeypatch.setattr(freed, "give_back_freed", give_back)
     loop.run(tuner, seconds=5.0)
     machine.memory_used_bytes = 3 * GB
     decisions = loop.run(tuner, seconds=4.0)
@@ -86,7 +91,7 @@ def test_memory_that_is_only_kept_is_no_alarm(monkeypatch: pytest.MonkeyPatch, m
 def test_half_empty_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, tuner = full_windows("tune")
     loop.pipeline.machine.memory_limit_bytes = 100 * GB
-    monkeypatch.setattr(tuner_module, "give_back_freed", lambda: pytest.fail("nothing is short"))
+    monkeypatch.setattr(freed, "give_back_freed", lambda: pytest.fail("nothing is short"))
     loop.run(tuner, seconds=5.0)
     assert tuner.frozen is None
 
@@ -95,18 +100,48 @@ def test_half_empty_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_blocks_are_mapped_where_batches_are_large(
     monkeypatch: pytest.MonkeyPatch, item_bytes: float, mapped: bool
 ) -> None:
-    calls: list[bool] = []
-    monkeypatch.setattr(tuner_module, "map_large_blocks", lambda: calls.append(True))
+    calls: list[int] = []
+    monkeypatch.setattr(freed, "_set_threshold", lambda size_bytes: not calls.append(size_bytes))
+    monkeypatch.setattr(freed, "give_back_freed", lambda: False)
     loop, tuner = full_windows("tune", item_bytes)
     loop.pipeline.machine.memory_used_bytes = 6 * GB
     loop.run(tuner, seconds=5.0)
     assert bool(calls) == mapped
     assert tuner.frozen is None
+    tuner.close()
+    assert calls == ([freed.LARGE_BYTES, freed.GROWN_BYTES] if mapped else [])
 
 
 def test_memory_that_is_really_used_still_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, tuner = full_windows("tune")
-    monkeypatch.setattr(tuner_module, "give_back_freed", lambda: True)
+    monkeypatch.setattr(freed, "give_back_freed", lambda: True)
     loop.run(tuner, seconds=5.0)
     loop.pipeline.machine.memory_used_bytes = 3 * GB
     assert any("memory alarm" in decision.reason for decision in loop.run(tuner, seconds=4.0))
+
+
+def test_what_brings_nothing_is_done_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, calls = [1000.0], []
+    monkeypatch.setattr(freed.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(freed, "give_back_freed", lambda: not calls.append(now_s[0]))
+    returns = freed.Freed()
+    for _ in range(3600):
+        now_s[0] += 1.0
+        returns.give_back(now=True)
+    assert len(calls) <= 8 + 3600 / freed.LONGEST_S
+    assert calls[1] - calls[0] < 10.0
+
+
+def test_between_half_and_the_limit_the_training_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> bool:
+        begun.set()
+        return go_on.wait(10.0)
+
+    monkeypatch.setattr(freed, "give_back_freed", slow)
+    returns = freed.Freed()
+    assert returns.give_back(now=False) is False
+    assert begun.wait(5.0)
+    assert returns.give_back(now=True) is False  # one at a time
+    go_on.set()

@@ -143,21 +143,54 @@ def test_v2_quota_is_read_live(machine: Machine) -> None:
     machine.write("sys/fs/cgroup/cpu.max", "max 100000")
     probe = machine.probe(trainer_cpus=0.0)
     seen = []
-    for text in ("max 100000", "400000 100000", "50000 100000", "1200000 100000", ""):
+    for text in ("max 100000", "400000 100000", "50000 100000", "1200000 100000", "max 100000"):
         machine.write("sys/fs/cgroup/cpu.max", text)
         seen.append(probe.read().cpus)
     assert seen == [16.0, 4.0, 0.5, 12.0, 16.0]
 
 
-def test_a_group_that_vanishes_limits_nothing(machine: Machine) -> None:
+def test_what_cannot_be_read_any_more_still_limits(machine: Machine) -> None:
     machine.v2()
     machine.write("sys/fs/cgroup/cpu.max", "400000 100000")
     machine.v2_memory("", 8 * GIB, GIB)
     probe = machine.probe(trainer_cpus=0.0)
     assert (probe.read().cpus, probe.read().memory_limit_bytes) == (4.0, 8 * GIB)
+    machine.write("sys/fs/cgroup/cpu.max", "")
+    machine.write("sys/fs/cgroup/memory.current", "")
+    assert (probe.read().cpus, probe.read().memory_limit_bytes) == (4.0, 8 * GIB)
     for file in (machine.root / "sys/fs/cgroup").iterdir():
         file.unlink()
-    assert (probe.read().cpus, probe.read().memory_limit_bytes) == (16.0, TOTAL)
+    assert (probe.read().cpus, probe.read().memory_limit_bytes) == (4.0, 8 * GIB)
+
+
+def test_files_longer_than_a_page_are_read_whole(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.v2()
+    machine.write("sys/fs/cgroup/cpu.max", "400000 100000")
+    machine.v2_memory("", 8 * GIB, 2 * GIB, inactive_file=GIB)
+    own = (machine.root / "proc/self/mountinfo").read_text()
+    overlay = "".join(f"{100 + k} 24 0:{k} / /volumes/{'long' * 9}{k} rw - tmpfs tmpfs rw\n" for k in range(100))
+    machine.write("proc/self/mountinfo", overlay + own)
+    stock = os.read
+    # As the kernel does it for such files.
+    monkeypatch.setattr(os, "read", lambda descriptor, most: stock(descriptor, min(most, 4000)))
+    assert machine.cpus() == 4.0
+    assert machine.memory() == (8 * GIB, GIB)
+
+
+def test_the_mark_from_which_the_kernel_slows_a_group_down_is_a_limit(machine: Machine) -> None:
+    machine.v2()
+    machine.v2_memory("", 8 * GIB, GIB)
+    machine.write("sys/fs/cgroup/memory.high", "max")
+    probe = machine.probe()
+    assert probe.read().memory_limit_bytes == 8 * GIB
+    machine.write("sys/fs/cgroup/memory.high", 3 * GIB)
+    assert (probe.read().memory_limit_bytes, probe.read().memory_used_bytes) == (3 * GIB, GIB)
+    machine.write("sys/fs/cgroup/memory.max", "max")
+    assert probe.read().memory_limit_bytes == 3 * GIB
+
+
+def test_how_many_share_the_memory_is_told(machine: Machine) -> None:
+    assert machine.probe(local_ranks=4).read().local_ranks == 4
 
 
 def test_v1_quota_is_read_live_and_up_the_tree(machine: Machine) -> None:

@@ -156,7 +156,7 @@ def test_torchdata(kind: str) -> None:
 
     def build() -> tuple[Any, Iterator[Any]]:
         loader = tn.Loader(make())
-        pipeline = find(loader).pipeline
+        pipeline = find(loader, workers_kind="process").pipeline
         assert pipeline is not None
         pipeline.prepare()
         return pipeline, iter(loader)

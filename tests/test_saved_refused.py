@@ -191,6 +191,14 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated": (lambda f: os.truncate(f / "found.yaml", 700), ""),
     "another format": (lambda f: edit(f, ("format: 1", "format: 2")), "format: 2 there, 1 here"),
     "no state": (lambda f: (f / "state.json").unlink(), "state.json cannot be read: "),
+    "state elsewhere": (
+        lambda f: edit(f, ("file: state.json", "file: /dev/zero")),
+        "found.yaml names '/dev/zero': expected the name of a file beside it",
+    ),
+    "state is no file": (
+        lambda f: ((f / "state.json").unlink(), os.mkfifo(f / "state.json")),
+        "found.yaml names 'state.json': expected the name of a file beside it",
+    ),
     "truncated state": (lambda f: os.truncate(f / "state.json", 99), "state.json is not the one that was written with"),
     "state of another run": (lambda f: (f / "state.json").write_text("{}"), "is not the one that was written with"),
     "no fingerprint": (

@@ -146,7 +146,7 @@ def test_nothing_is_touched_until_another_number_is_asked_for(workers: int) -> N
     loader = DataLoader(Rows(), batch_size=BATCH, num_workers=workers)
     before = children()
     stock = iter(loader)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(stock)
     untouched = set(vars(stock))
     got = []
@@ -168,7 +168,7 @@ def test_the_stock_phase_draws_the_stock_random_numbers(workers: int) -> None:
     def draws(watched: bool) -> list:
         seeded()
         loader = DataLoader(Noisy(), batch_size=BATCH, num_workers=workers)
-        pipeline = find(loader).pipeline
+        pipeline = find(loader, workers_kind="process").pipeline
         got = []
         for _ in range(2):
             iterator = iter(loader)
@@ -184,7 +184,7 @@ def test_at_zero_workers_the_stream_is_that_of_the_training_process() -> None:
     expected = [plain(batch) for batch in DataLoader(Noisy(), batch_size=BATCH)]
     seeded()
     loader = DataLoader(Noisy(), batch_size=BATCH)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     own = [plain(next(iterator)) for _ in range(3)]
     pipeline.resize({"load": 2, "load.window": 3})
@@ -200,7 +200,7 @@ def test_at_zero_workers_the_stream_is_that_of_the_training_process() -> None:
 
 def test_a_user_with_workers_is_never_left_without() -> None:
     loader = DataLoader(Rows(), batch_size=BATCH, num_workers=2)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     next(iterator)
     assert pipeline.resize({"load": 0})["load"] == 1
@@ -234,7 +234,7 @@ def test_a_take_over_that_fails_leaves_the_stock_iterator_as_it_was(
 ) -> None:
     options = {"persistent_workers": True} if persistent and workers else {}
     loader = DataLoader(Rows(), batch_size=BATCH, num_workers=workers, **options)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     stock = iter(loader)
     iterator = pipeline.adopt(stock)
     untouched, before = set(vars(stock)), children()
@@ -255,7 +255,7 @@ def test_a_take_over_that_fails_leaves_the_stock_iterator_as_it_was(
 
 def test_no_thread_left_for_a_worker_leaves_nothing_half_built(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(Rows(), batch_size=BATCH)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     before, start, begun = children(), threading.Thread.start, []
 
@@ -279,7 +279,7 @@ def test_an_epoch_that_cannot_begin_in_ours_begins_in_stock(workers: int, monkey
     def run(live: bool) -> list:
         seeded()
         loader = DataLoader(Noisy(), batch_size=BATCH, num_workers=workers, sampler=Eager())
-        pipeline = find(loader).pipeline
+        pipeline = find(loader, workers_kind="process").pipeline
         seen, fork = [], None
         for epoch in range(2):
             with monkeypatch.context() as patch:
@@ -317,7 +317,7 @@ def _refill(fork: Unforkable):
 
 def test_a_growth_that_fails_keeps_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(Rows(), batch_size=BATCH, num_workers=2)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     got = [plain(next(iterator))]
     with monkeypatch.context() as patch:
@@ -342,7 +342,7 @@ def test_back_at_the_users_numbers_the_next_epoch_is_a_stock_one(persistent: boo
     del plain_loader
     seeded()
     loader = DataLoader(Rows(), **options)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     pipeline.prepare()
     kinds, got = [], []
     own = {stage.name: stage.current for stage in pipeline.stages()}
@@ -367,7 +367,7 @@ def test_back_at_the_users_numbers_the_next_epoch_is_a_stock_one(persistent: boo
 def test_after_the_fit_a_persistent_loader_has_its_own_iterator_back() -> None:
     loader = DataLoader(Rows(), batch_size=BATCH, num_workers=1, persistent_workers=True)
     stock = iter(loader)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     list(pipeline.adopt(stock))
     pipeline.close()
     assert loader._iterator is stock
@@ -378,7 +378,7 @@ def test_dropping_an_unfinished_iterator_ends_its_workers() -> None:
     before = children()
     for engaged in (False, True):
         loader = DataLoader(Rows(), batch_size=BATCH, num_workers=2)
-        pipeline = find(loader).pipeline
+        pipeline = find(loader, workers_kind="process").pipeline
         iterator = pipeline.adopt(iter(loader))
         next(iterator)
         if engaged:
@@ -390,7 +390,7 @@ def test_dropping_an_unfinished_iterator_ends_its_workers() -> None:
 
 def test_workers_are_let_go_with_the_last_batch_as_the_stock_iterator_does() -> None:
     loader = DataLoader(Rows(), batch_size=BATCH, num_workers=2)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     pipeline.resize({"load": 3})
     assert len(list(iterator)) == ROWS // BATCH
@@ -402,7 +402,7 @@ def test_workers_are_let_go_with_the_last_batch_as_the_stock_iterator_does() -> 
 def test_two_iterators_of_one_loader_keep_apart() -> None:
     loader = DataLoader(Rows(), batch_size=BATCH, num_workers=2)
     expected = [plain(batch) for batch in loader]
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     first, second = (pipeline.adopt(iter(loader)) for _ in range(2))
     got = []
     for number, (one, other) in enumerate(zip(first, second, strict=True)):
@@ -425,7 +425,7 @@ class Bad(Rows):
 @pytest.mark.parametrize("resized", [None, 1, 4])
 def test_an_error_of_the_dataset_comes_at_its_batch_and_the_rest_after_it(workers: int, resized: int | None) -> None:
     loader = DataLoader(Bad(), batch_size=BATCH, num_workers=workers)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     got: list = []
     while True:
@@ -445,7 +445,7 @@ def test_an_error_of_the_dataset_comes_at_its_batch_and_the_rest_after_it(worker
 def test_a_timeout_of_the_user_holds_in_both_phases() -> None:
     for resized in (False, True):
         loader = DataLoader(Rows(8, sleep_s=3.0), batch_size=1, num_workers=1, timeout=1)
-        pipeline = find(loader).pipeline
+        pipeline = find(loader, workers_kind="process").pipeline
         iterator = pipeline.adopt(iter(loader))
         if resized:
             pipeline.resize({"load": 2})
@@ -457,7 +457,7 @@ def test_a_timeout_of_the_user_holds_in_both_phases() -> None:
 
 def test_out_of_order_delivery_loses_nothing() -> None:
     loader = DataLoader(Rows(), batch_size=BATCH, num_workers=2, in_order=False)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     got = []
     for number, batch in enumerate(iterator):
@@ -474,7 +474,7 @@ def test_out_of_order_delivery_loses_nothing() -> None:
 @pytest.mark.parametrize("live", [True, False])
 def test_without_workers_the_fetch_is_timed_exactly(live: bool) -> None:
     loader = DataLoader(Rows(40, sleep_s=0.002, spin_s=0.001), batch_size=BATCH)
-    pipeline = find(loader, live=live).pipeline
+    pipeline = find(loader, live=live, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     for _ in iterator:
         time.sleep(0.005)
@@ -489,7 +489,7 @@ def test_without_workers_the_fetch_is_timed_exactly(live: bool) -> None:
 @pytest.mark.parametrize("live", [True, False])
 def test_with_workers_time_and_cpu_of_a_batch_are_seen_from_outside(live: bool) -> None:
     loader = DataLoader(Rows(400, sleep_s=0.004, spin_s=0.002), batch_size=BATCH, num_workers=2)
-    pipeline = find(loader, live=live).pipeline
+    pipeline = find(loader, live=live, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     for _ in range(10):
         next(iterator)
@@ -510,7 +510,7 @@ def test_with_workers_time_and_cpu_of_a_batch_are_seen_from_outside(live: bool) 
 
 def test_batches_that_wait_are_seen() -> None:
     loader = DataLoader(Rows(400), batch_size=BATCH, num_workers=2)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     next(iterator)
     time.sleep(0.5)
@@ -521,7 +521,7 @@ def test_batches_that_wait_are_seen() -> None:
 
 def test_the_cpu_of_workers_that_end_with_a_short_epoch_is_counted() -> None:
     loader = DataLoader(Rows(160, spin_s=0.002), batch_size=BATCH, num_workers=1)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     pipeline.prepare()
     for _ in range(2):
         for _ in loader:
@@ -533,7 +533,7 @@ def test_the_cpu_of_workers_that_end_with_a_short_epoch_is_counted() -> None:
 
 def test_the_start_of_workers_is_measured_and_charged_where_each_epoch_pays_it() -> None:
     loader = DataLoader(Rows(), batch_size=BATCH)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     guessed_s = pipeline.stages()[0].startup_s
     assert 0.01 < guessed_s < 0.5 and pipeline.startup_total_s < 0.05
     iterator = pipeline.adopt(iter(loader))
@@ -553,7 +553,7 @@ def test_the_start_of_workers_is_measured_and_charged_where_each_epoch_pays_it()
 
 def test_a_new_epoch_starts_the_users_workers_and_the_rest_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(Rows(400, sleep_s=0.002), batch_size=BATCH, num_workers=2)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     pipeline.prepare()
     pipeline.resize({"load": 8, "load.window": 16})
     start = multiprocessing.process.BaseProcess.start

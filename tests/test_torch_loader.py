@@ -69,7 +69,7 @@ def live(make, **arguments):
     """Build a pipeline and its running iterator, as `check_pipeline` wants them."""
     torch.manual_seed(0)
     loader = make()
-    found = find(loader, **arguments)
+    found = find(loader, **{"workers_kind": "process"} | arguments)
     assert found.pipeline is not None, found.why
     return found.pipeline, found.pipeline.adopt(iter(loader))
 
@@ -153,7 +153,7 @@ def test_iterable_style_keeps_its_workers_and_order() -> None:
 def test_two_iterators_of_one_iterable_loader_keep_apart() -> None:
     loader = DataLoader(Stream(), batch_size=4, num_workers=2, timeout=20)
     expected = [key(batch) for batch in loader]
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     first, second = (pipeline.adopt(iter(loader)) for _ in range(2))
     pipeline.resize({"load.window": 3})
     got = [(key(one), key(other)) for one, other in zip(first, second, strict=True)]
@@ -179,7 +179,7 @@ def test_stateful_loader_keeps_its_state_exact() -> None:
 
     torch.manual_seed(0)
     loader = build()
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     head = []
     for number in range(13):
@@ -201,7 +201,7 @@ def test_epochs_are_the_stock_epochs() -> None:
         expected = [[key(batch) for batch in plain] for _ in range(3)]
         torch.manual_seed(0)
         loader = build(2)
-        pipeline = find(loader).pipeline
+        pipeline = find(loader, workers_kind="process").pipeline
         first = pipeline.adopt(iter(loader))
         assert [key(batch) for batch in first] == expected[0]
         pipeline.resize({"load": 3, "load.window": 5})
@@ -219,7 +219,7 @@ def test_a_trainer_that_stops_at_the_length_leaves_the_sampler_as_the_stock_load
         loader = DataLoader(
             Squares(98), batch_size=4, shuffle=True, drop_last=True, generator=generator, num_workers=num_workers
         )
-        pipeline = find(loader).pipeline
+        pipeline = find(loader, workers_kind="process").pipeline
         out = []
         for _ in range(3):
             iterator = pipeline.adopt(iter(loader)) if live else iter(loader)
@@ -244,7 +244,7 @@ def test_children_see_the_dataset_as_it_is_at_each_epoch() -> None:
 
     dataset = Epochs()
     loader = DataLoader(dataset, batch_size=3, num_workers=1)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     first = pipeline.adopt(iter(loader))  # kept, as a trainer does: its children are still there
     assert [b.tolist() for b in first] == [[0, 1, 2], [3, 4, 5]]
     dataset.epoch = 1
@@ -265,7 +265,7 @@ def test_random_state_belongs_to_the_batch(workers: int) -> None:
     def run(workers: int) -> list:
         torch.manual_seed(0)
         loader = DataLoader(Noisy(), batch_size=4, num_workers=0)
-        pipeline = find(loader).pipeline
+        pipeline = find(loader, workers_kind="process").pipeline
         iterator = pipeline.adopt(iter(loader))
         pipeline.resize({"load": workers, "load.window": 6})
         out = [key(batch) for batch in iterator]
@@ -292,7 +292,7 @@ class SeesWorker(Dataset):
 
 def test_worker_init_fn_and_worker_info() -> None:
     loader = DataLoader(SeesWorker(), batch_size=2, num_workers=1, worker_init_fn=init_value)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     assert [b.tolist() for b in pipeline.adopt(iter(loader))] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     pipeline.close()
 
@@ -328,7 +328,7 @@ def consume(pipeline, iterator):
 
 def adopted(dataset, **arguments):
     loader = DataLoader(dataset, batch_size=4, **arguments)
-    pipeline = find(loader).pipeline
+    pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     pipeline.resize({"load": 2, "load.window": 4})
     return pipeline, iterator

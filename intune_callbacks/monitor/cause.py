@@ -31,6 +31,10 @@ BROUGHT_NOTHING = 1.03
 WAITS = 0.05
 MUCH_WAIT = 0.2
 MEANWHILE = "; a worker makes the next one meanwhile"
+LEFT_ALONE = (
+    "; it is left alone, for the dataset may need the training process: if it does not, write num_workers, or give "
+    "InTuneCallback workers_kind='process' or 'thread'"
+)
 FOLLOWS_WORKERS = "order follows the workers"
 LIMIT_OF_MEMORY = ("soft limit", "memory alarm")
 
@@ -140,6 +144,8 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     if why and seen.cpus_had - seen.cpus_busy < 1.0 - CPUS_BUSY:
         why = "; no CPU is free for a worker"
     sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}{why or MEANWHILE}"
+    if stage.when == "user" and not why:
+        sentence += LEFT_ALONE
     return _worth(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))
 
 
@@ -307,7 +313,7 @@ def _most(seen: Measured, known: Evidence) -> dict[str, int]:
 def _knows_cpu(seen: Measured, stage: Stage) -> bool:
     """False where CPU seconds were not measured: a loader seen from outside gives the wall time in their place."""
     rate = seen.rates[stage.name]
-    return rate.service_cpu_s > 0.0 and not (stage.when == "epoch" and rate.service_cpu_s == rate.service_s)
+    return rate.service_cpu_s > 0.0 and not (stage.when in ("epoch", "user") and rate.service_cpu_s == rate.service_s)
 
 
 def _lines(seen: Measured, known: Evidence, found: Advice) -> str:

@@ -3,28 +3,83 @@
 from __future__ import annotations
 
 import ctypes
-import functools
+import threading
+import time
 from collections.abc import Callable
 
-__all__ = ["LARGE_BYTES", "give_back_freed", "map_large_blocks"]
+import psutil
+
+__all__ = ["LARGE_BYTES", "Freed", "give_back_freed"]
 
 LARGE_BYTES = 1 << 20
 """Blocks of this size and more are given back at once after `map_large_blocks`."""
 M_MMAP_THRESHOLD = -3
 """The number of the setting in glibc's malloc.h."""
+GROWN_BYTES = 32 << 20
+"""Where the C library's own threshold stands after it has freed large blocks: its upper limit (mallopt(3))."""
+AGAIN_S, LONGEST_S = 2.0, 300.0
+"""Seconds between two attempts to give back memory; twice as long after each that brought little."""
+LITTLE = 0.01
+"""Less than this share of the process's memory."""
 
 
-@functools.cache
-def map_large_blocks() -> bool:
-    """Let the C library map blocks of `LARGE_BYTES` and more one by one, from now on; False where it cannot.
+class Freed:
+    """Has the C library return what it keeps, where that helps, and no more often than it helps."""
 
-    By default it does so only until the first was freed; later ones, up to 32 MB, come from its arenas, one for each
-    few threads, which keep what was freed: the memory in use is then twice what is held, and says nothing about what
-    another buffer would cost. A mapped block goes back when it is freed; its first use is slower, .5 s per GB
-    (mallopt(3)).
-    """
+    def __init__(self) -> None:
+        self._maps = False
+        self._due_s, self._every_s = 0.0, AGAIN_S
+        self._lock = threading.Lock()
+
+    def map_large_blocks(self) -> None:
+        """Let the C library map blocks of `LARGE_BYTES` and more one by one until `close`.
+
+        By default it does so only until the first was freed; later ones, up to 32 MB, come from its arenas, one for
+        each few threads, which keep what was freed: the memory in use is then twice what is held, and says nothing
+        about what another buffer would cost. A mapped block goes back when it is freed; its first use is slower, .5 s
+        per GB (mallopt(3)).
+        """
+        if not self._maps:
+            self._maps = _set_threshold(LARGE_BYTES)
+
+    def give_back(self, now: bool) -> bool:
+        """Return freed memory to the system, in a thread beside the training, if it is time for that.
+
+        Args:
+            now: in this thread, for what is read next decides about an alarm.
+
+        Returns:
+            True if the system may have more memory now.
+        """
+        if time.monotonic() < self._due_s or not self._lock.acquire(blocking=False):
+            return False
+        if now:
+            return self._give_back()
+        threading.Thread(target=self._give_back, daemon=True, name="intune-trim").start()
+        return False
+
+    def _give_back(self) -> bool:
+        try:
+            process = psutil.Process()
+            before = process.memory_info().rss
+            done = give_back_freed()
+            helped = done and before - process.memory_info().rss > LITTLE * before
+            self._every_s = AGAIN_S if helped else min(2.0 * self._every_s, LONGEST_S)
+            self._due_s = time.monotonic() + self._every_s
+            return done
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Let the C library choose again where blocks come from."""
+        if self._maps:
+            _set_threshold(GROWN_BYTES)
+            self._maps = False
+
+
+def _set_threshold(size_bytes: int) -> bool:
     mallopt = _glibc("mallopt", ctypes.c_int, ctypes.c_int)
-    return mallopt is not None and bool(mallopt(M_MMAP_THRESHOLD, LARGE_BYTES))
+    return mallopt is not None and bool(mallopt(M_MMAP_THRESHOLD, size_bytes))
 
 
 def give_back_freed() -> bool:

@@ -30,8 +30,9 @@ class MachineProbe:
     that limit minus what can still be had at every one of these levels, page cache that the kernel can drop not
     counted; /dev/shm is part of it. With one limit this is the group's usage minus its inactive file pages.
 
-    Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max, memory.max, memory.current, memory.stat) and
-    https://docs.kernel.org/admin-guide/cgroup-v1/memory.html, .../scheduler/sched-bwc.html (cpu.cfs_quota_us).
+    Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max, memory.max, memory.high, memory.current,
+    memory.stat) and https://docs.kernel.org/admin-guide/cgroup-v1/memory.html, .../scheduler/sched-bwc.html
+    (cpu.cfs_quota_us).
 
     Args:
         local_ranks: training processes on this machine that share it evenly.
@@ -81,6 +82,7 @@ class MachineProbe:
             cpu_clock_hz=cpu_clock_hz(),
             dram_bytes_per_s=dram_bytes_per_s(),
             cpus_idle=None if idle is None else idle / self._local_ranks,
+            local_ranks=self._local_ranks,
         )
 
     def _read_cpus(self) -> float:
@@ -101,41 +103,51 @@ class MachineProbe:
         return limit_bytes, min(max(limit_bytes - free_bytes, 0), limit_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Quota:
     """CPU time per period of one control group; in v2 one file holds both, in v1 there are two."""
 
     files: tuple[str, ...]
+    last: float | None = None
 
     def read(self) -> float | None:
+        """Return the CPUs; None without a limit. A limit that cannot be read now is the one of before."""
         try:
             quota_us, period_us = " ".join(_text(file) for file in self.files).split()
-            return int(quota_us) / int(period_us) if int(quota_us) > 0 else None
-        except (OSError, ValueError, ZeroDivisionError):  # "max", or the group is gone: no limit
-            return None
+            limited = quota_us != "max" and int(quota_us) > 0
+            self.last = int(quota_us) / int(period_us) if limited else None
+        except (OSError, ValueError, ZeroDivisionError):
+            pass
+        return self.last
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Memory:
     """Limit and usage of one control group."""
 
-    limit: str
+    limits: tuple[str, ...]
     usage: str
     stat: str
     inactive_file: str
+    last: tuple[int, int] | None = None
 
     def read(self, below: int) -> tuple[int, int] | None:
-        """Return limit and unreclaimable usage in bytes; None if the group has no limit smaller than `below`."""
+        """Return limit and unreclaimable usage in bytes; None if the group has no limit smaller than `below`.
+
+        What cannot be read now is as it was before.
+        """
         try:
-            limit_bytes = int(_text(self.limit))
-            if limit_bytes >= below:
+            found = [int(text) for file in self.limits if (text := _text(file).strip()) != "max"]
+            if not found or min(found) >= below:
+                self.last = None
                 return None
             usage_bytes = int(_text(self.usage))
             # memory.stat is ordered by kind, one "name bytes" per line.
-            _, found, rest = ("\n" + _text(self.stat)).partition(f"\n{self.inactive_file} ")
-            return limit_bytes, usage_bytes - (int(rest.split(None, 1)[0]) if found else 0)
+            _, named, rest = ("\n" + _text(self.stat)).partition(f"\n{self.inactive_file} ")
+            self.last = min(found), usage_bytes - (int(rest.split(None, 1)[0]) if named else 0)
         except (OSError, ValueError, IndexError):
-            return None
+            pass
+        return self.last
 
 
 def _quota(group: Path) -> _Quota | None:
@@ -151,7 +163,9 @@ def _memory(group: Path) -> _Memory | None:
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         if (group / limit).is_file() and (group / usage).is_file():
-            return _Memory(str(group / limit), str(group / usage), str(group / "memory.stat"), inactive_file)
+            # Above memory.high the kernel slows the group down until it holds less.
+            limits = tuple(str(group / name) for name in (limit, "memory.high") if (group / name).is_file())
+            return _Memory(limits, str(group / usage), str(group / "memory.stat"), inactive_file)
     return None
 
 
@@ -194,7 +208,11 @@ def _text(file: str) -> str:
     # A third of the cost of open().read(); these files are read at each decision.
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        return os.read(descriptor, 1 << 16).decode("ascii", "replace")
+        # The kernel gives a page of such a file at a time, whatever is asked for.
+        parts = [os.read(descriptor, 1 << 16)]
+        while parts[-1]:
+            parts.append(os.read(descriptor, 1 << 16))
+        return b"".join(parts).decode("ascii", "replace")
     finally:
         os.close(descriptor)
 

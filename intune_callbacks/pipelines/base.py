@@ -71,6 +71,13 @@ class Combined:
             applied.update({prefix + k: v for k, v in part.resize(wanted).items()})
         return applied
 
+    def trim(self) -> None:
+        """Give back what is only kept for later: memory is short."""
+        for part in self._parts.values():
+            trim = getattr(part, "trim", None)
+            if trim is not None:
+                trim()
+
     def close(self) -> None:
         for part in self._parts.values():
             part.close()

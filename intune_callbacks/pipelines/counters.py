@@ -2,35 +2,90 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
+from typing import Any
+
 from intune_callbacks.types import StageStats
 
 __all__ = ["Counters", "nbytes"]
 
 # The size of a result is looked at for the first few and then now and then: walking a batch costs microseconds.
 SIZED_FIRST, SIZED_EVERY = 4, 16
+DEPTH, SAMPLED, MOST_CONTAINERS = 6, 16, 500
+COO = ("_indices", "_values")
+COMPRESSED = ("crow_indices", "ccol_indices", "row_indices", "col_indices", "values")
 
 
-def nbytes(value: object, depth: int = 4) -> int:
-    """Return the bytes held by the arrays and byte strings of a batch (in lists, tuples, dicts, dataclasses)."""
+def nbytes(value: object) -> int:
+    """Return the bytes held by the arrays, strings and images of a batch, whatever contains them; never raises.
+
+    Looked into are sequences, mappings and the attributes of objects (dataclasses, `KeyedJaggedTensor`,
+    `BatchEncoding`, PyG's `Data`); of a long sequence, sixteen elements stand for all.
+
+    Returns:
+        0 where nothing of known size was found.
+    """
     try:
-        size = getattr(value, "nbytes", None)
-    except Exception:  # torch says RuntimeError of a sparse tensor
-        size = None
-    if isinstance(size, int):
-        return size
+        return _held(value, DEPTH, set())
+    except Exception:  # anything may stand in a batch, also what raises when it is looked at
+        return 0
+
+
+def _held(value: Any, depth: int, seen: set[int]) -> int:
+    if value is None or isinstance(value, (type, range)):
+        return 0
     if isinstance(value, (bytes, bytearray, str)):
         return len(value)
-    fields = getattr(value, "__dataclass_fields__", None)
-    if depth and fields is not None:
-        return sum(nbytes(getattr(value, name, None), depth - 1) for name in fields)
-    if depth and isinstance(value, dict):
-        return sum(nbytes(v, depth - 1) for v in value.values())
-    if depth and isinstance(value, (list, tuple)):
-        # Long plain lists are homogeneous in practice: one element stands for all.
-        if len(value) > 64:
-            return nbytes(value[0], depth - 1) * len(value)
-        return sum(nbytes(v, depth - 1) for v in value)
-    return 8 if isinstance(value, (int, float, bool)) else 0
+    if isinstance(value, (bool, int, float, complex)):
+        return 8
+    size = _own(value)
+    if size is not None:
+        return size
+    if not depth or id(value) in seen or len(seen) > MOST_CONTAINERS:
+        return 0
+    seen.add(id(value))
+    parts = _parts(value)
+    chosen = parts if len(parts) <= 4 * SAMPLED else parts[:: len(parts) // SAMPLED]
+    held = 0
+    for part in chosen:
+        try:
+            held += _held(part, depth - 1, seen)
+        except Exception:  # the other parts have a size all the same
+            continue
+    return held * len(parts) // len(chosen) if chosen else 0
+
+
+def _own(value: Any) -> int | None:
+    """Return the size an array, tensor or image states; None where it states none."""
+    if getattr(value, "is_sparse", False):
+        return sum(_stated(getattr(value, name)) for name in COO)
+    if "sparse" in str(getattr(value, "layout", "")):  # torch's other layouts state the size of a dense tensor
+        return sum(_stated(getattr(value, name, None)) for name in COMPRESSED)
+    try:
+        return operator.index(value.nbytes)
+    except Exception:  # no such attribute, or one that raises
+        pass
+    if hasattr(value, "getbands"):  # a Pillow image
+        return int(value.width * value.height * len(value.getbands()))
+    return None
+
+
+def _stated(part: Any) -> int:
+    try:
+        return operator.index(part().nbytes)
+    except Exception:  # this layout has no such part
+        return 0
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    named = [getattr(value, name) for name in slots if isinstance(name, str) and hasattr(value, name)]
+    return [*named, *getattr(value, "__dict__", {}).values()]
 
 
 class Counters:
@@ -41,14 +96,14 @@ class Counters:
         self.busy_s = self.busy_s2 = self.cpu_s = self.starved_s = self.blocked_s = 0.0
         self.item_bytes = 0.0
 
-    def computed(self, busy_s: float, cpu_s: float, value: object) -> None:
-        """Add one computed result."""
+    def computed(self, busy_s: float, cpu_s: float, value: object, size_bytes: int | None = None) -> None:
+        """Add one computed result; its size is looked up where it is not given."""
         self.items += 1
         self.busy_s += busy_s
         self.busy_s2 += busy_s * busy_s
         self.cpu_s += cpu_s
         if self.items <= SIZED_FIRST or self.items % SIZED_EVERY == 0:
-            size = float(nbytes(value))
+            size = float(nbytes(value) if size_bytes is None else size_bytes)
             self.item_bytes = size if self.items == 1 else self.item_bytes + 0.25 * (size - self.item_bytes)
 
     def reading(self, queued: int, capacity: int, worker_bytes: float = 0.0) -> StageStats:

@@ -217,10 +217,10 @@ class ElasticMap(Generic[Y]):
                 number, item, snapshot = task
                 begin_s, begin_cpu_s = wall(), cpu()
                 value: Any
-                cpu_s = -1.0
+                cpu_s, size_bytes = -1.0, None
                 try:
                     if child is not None and pool is not None:
-                        value, cpu_s = pool.call(child, item, self._cancelled)
+                        value, cpu_s, size_bytes = pool.call(child, item, self._cancelled)
                     else:
                         value = self._fn(item)  # type: ignore[misc]
                     if self._finish is not None:
@@ -236,10 +236,11 @@ class ElasticMap(Generic[Y]):
                     cpu_s = cpu() - begin_cpu_s
                 dead = child is not None and not child.usable
                 with self._lock:
-                    self.counters.computed(busy_s, cpu_s, value)
                     self._results[number] = (value, snapshot)
                     if not self._ordered or number == self._delivered:
                         self._ready.notify()
+                    with suppress(Exception):  # what cannot be counted has been computed all the same
+                        self.counters.computed(busy_s, cpu_s, value, size_bytes)
                     if dead:
                         self._alive -= 1
                         return
@@ -247,7 +248,7 @@ class ElasticMap(Generic[Y]):
                 del item, value, snapshot, task
         finally:
             if child is not None and pool is not None:
-                pool.put(child)
+                pool.put(child, surplus=not (self._closed or self._exhausted))
 
     def _claim(self) -> _Task | None:
         """Wait for room in the window (lock held); None tells the worker to leave."""

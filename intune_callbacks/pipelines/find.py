@@ -13,6 +13,11 @@ from intune_callbacks.types import Clock, Hint, Pipeline
 
 __all__ = ["Found", "LiveLoader", "find"]
 
+LEFT_ALONE = (
+    "num_workers=0: the dataset is computed in the training loop and stays there, for it may need that process; "
+    "set num_workers=1, or give InTuneCallback workers_kind='process' or 'thread', to make its workers live"
+)
+
 
 class LiveLoader(Pipeline, Protocol):
     """A pipeline bound to one loader of the user."""
@@ -47,7 +52,7 @@ def find(
     *,
     clock: Clock | None = None,
     max_workers: int | None = None,
-    workers_kind: str = "process",
+    workers_kind: str | None = None,
     live: bool = True,
 ) -> Found:
     """Return the pipeline behind a loader.
@@ -59,7 +64,9 @@ def find(
         clock: wall and CPU clock.
         max_workers: upper limit of workers per stage.
         workers_kind: what a map-style DataLoader computes in, ``process`` or ``thread`` (only if the dataset is
-            thread-safe and releases the GIL).
+            thread-safe and releases the GIL). With None it is processes, and a loader with ``num_workers=0`` is left
+            alone: its dataset may hold open files, learn from the training, or use a device or a runtime that does not
+            survive a fork.
         live: False only watches (modes observe and advise).
     """
     clock = clock or Clock()
@@ -108,7 +115,7 @@ def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) 
     return Found(graph, "workers and window of each ParallelMapper and the depth of each Prefetcher are live")
 
 
-def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kind: str, live: bool) -> Found:
+def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, live: bool) -> Found:
     from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
@@ -137,7 +144,7 @@ def _loader_hints(loader: Any, *, is_iterable: bool) -> tuple[Hint, ...]:
 
 
 def _live_loader(
-    loader: Any, clock: Clock, max_workers: int | None, workers_kind: str, live: bool, map_style: bool
+    loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, live: bool, map_style: bool
 ) -> Found:
     from torch.utils.data import DataLoader
 
@@ -151,7 +158,9 @@ def _live_loader(
         return Found(watched, "the DataLoader is only watched")
     own_iterator = type(loader)._get_iterator is not DataLoader._get_iterator
     if map_style and not own_iterator:
-        pipeline = MapLoader(loader, clock=clock, max_workers=max_workers, kind=workers_kind)
+        if loader.num_workers == 0 and workers_kind is None:
+            return Found(WatchedLoader(0, 1, clock=clock, when="user"), LEFT_ALONE)
+        pipeline = MapLoader(loader, clock=clock, max_workers=max_workers, kind=workers_kind or "process")
         return Found(pipeline, "workers and batches in flight are live")
     kind = "the dataset is iterable-style" if not map_style else f"{type(loader).__name__} keeps a state per worker"
     if loader.num_workers == 0:

@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -53,7 +55,9 @@ def library_path() -> Path:
     """
     version, flags = _tensorflow()
     abi = "".join(flag[-1] for flag in flags if flag.startswith("-D_GLIBCXX_USE_CXX11_ABI="))
-    digest = hashlib.sha256("\n".join((*OPTIONS, *_without_folders(flags))).encode())
+    # A home may be shared by machines of several kinds.
+    machine = (platform.machine(), *platform.libc_ver())
+    digest = hashlib.sha256("\n".join((*OPTIONS, *_without_folders(flags), *machine)).encode())
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".cc", ".h"):
             digest.update(source.read_bytes())
@@ -75,6 +79,7 @@ def build(force: bool = False) -> Path:
     """
     path = library_path()
     if path.exists() and not force:
+        _check_owner(path)
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +89,16 @@ def build(force: bool = False) -> Path:
     except OSError as error:
         raise BuildFailed(f"cannot write to {path.parent}: {error}; name another folder in INTUNE_CACHE") from error
     return path
+
+
+def _check_owner(path: Path) -> None:
+    """What is loaded runs as this user: nobody else may have written it."""
+    for place in (path, path.parent):
+        seen = place.stat()
+        if seen.st_uid not in (0, os.getuid()):
+            raise BuildFailed(f"{place} belongs to user {seen.st_uid}; name a folder of your own in INTUNE_CACHE")
+        if seen.st_mode & stat.S_IWOTH and not seen.st_mode & stat.S_ISVTX:
+            raise BuildFailed(f"anybody may write to {place}; run chmod o-w {place}, or name another in INTUNE_CACHE")
 
 
 def _compile(path: Path) -> None:

@@ -22,8 +22,10 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from intune_callbacks.errors import BuildFailed, MissingPackage
 from intune_callbacks.pipelines import tf_build
 
 __all__ = ["BEFORE", "BEHIND", "INSIDE", "SINK_OP", "STAGE_OP", "Native", "SinkReading", "StageReading", "load"]
@@ -299,12 +301,19 @@ def load() -> Native:
         BuildFailed: it could not be compiled or loaded.
         MissingPackage: TensorFlow is not installed.
     """
-    path = tf_build.build()
+    try:
+        return _open(tf_build.build())
+    except (BuildFailed, MissingPackage):
+        raise
+    except Exception:  # made on another machine, or broken since
+        path = tf_build.build(force=True)
+    try:
+        return _open(path)
+    except Exception as error:
+        raise BuildFailed(f"{path} was compiled but does not load: {type(error).__name__}: {error}") from error
+
+
+def _open(path: Path) -> Native:
     import tensorflow as tf
 
-    from intune_callbacks.errors import BuildFailed
-
-    try:
-        return Native(tf.load_op_library(str(path)), ctypes.CDLL(str(path)))
-    except (tf.errors.OpError, OSError, RuntimeError) as error:
-        raise BuildFailed(f"{path} was compiled but does not load: {error}; remove it to compile it anew") from error
+    return Native(tf.load_op_library(str(path)), ctypes.CDLL(str(path)))

@@ -115,9 +115,9 @@ class Engines:
         if self.kind != "process":
             return None
         loader = self.loader
-        start = Start(loader.dataset, loader.worker_init_fn, base_seed)
+        start = Start(loader.dataset, loader.worker_init_fn, base_seed, loader.num_workers)
         context = context_of(loader.multiprocessing_context)
-        return ProcessPool(Fetch(loader, seeded=True), context, start, carry_tensor, self.startup)
+        return ProcessPool(Fetch(loader, start), context, start, carry_tensor, self.startup)
 
     def engine(self, source: Iterator[Any], pulled: int, pool: ProcessPool | None) -> ElasticMap[Any]:
         """Return our engine with its first workers; the source has not been touched.
@@ -131,7 +131,7 @@ class Engines:
             Exception: a worker could not be started; then none is left.
         """
         loader = self.loader
-        fetch = Fetch(loader, seeded=False)
+        fetch = Fetch(loader, None)
         return ElasticMap(
             source,
             fetch if pool is None else None,

@@ -142,6 +142,12 @@ class MapLoader:
                 self._apply(iterator)
         return {WORKERS: engines.workers, WINDOW: engines.window}
 
+    def trim(self) -> None:
+        """End the children that are only kept for later."""
+        iterator = self._iterator()
+        if iterator is not None and iterator.pool is not None:
+            iterator.pool.trim()
+
     def release(self) -> None:
         """Give the loader its own iterator back from the next epoch on."""
         if self._patched:

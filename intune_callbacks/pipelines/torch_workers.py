@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import random
+import zlib
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -15,11 +17,10 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
-__all__ = ["Fetch", "Start", "carry_tensor", "context_of", "pin"]
+__all__ = ["Fetch", "SeededMap", "Start", "carry_tensor", "context_of", "pin", "random_states"]
 
-# What stock workers report as their number of siblings has no meaning when it changes; a dataset that shards by it
-# is iterable-style and never gets here.
-MANY = 1 << 10
+# Of Python's `random`, numpy and torch.
+_Seeds = tuple[int, int, int]
 
 
 class Fetch:
@@ -27,14 +28,15 @@ class Fetch:
 
     Args:
         loader: the user's map-style loader.
-        seeded: seed Python, numpy and torch from (base seed, batch number) before each batch. The random state
-            belongs to the batch, not to the worker, so augmentations do not depend on how many workers there are.
+        start: what began the worker; None computes in the training process, whose random state is left alone. Before
+            each batch Python, numpy and torch are seeded with the batch's number and what `start` knows. The random
+            state belongs to the batch, not to the worker, so augmentations do not depend on how many workers there are.
     """
 
-    def __init__(self, loader: DataLoader[Any], seeded: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], start: Start | None) -> None:
         self._kind, self._dataset, self._collate = loader._dataset_kind, loader.dataset, loader.collate_fn
         self._auto_collation, self._drop_last = loader._auto_collation, loader.drop_last
-        self._seeded = seeded
+        self._start = start
         self._fetcher: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -46,13 +48,26 @@ class Fetch:
             self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
                 self._kind, self._dataset, self._auto_collation, self._collate, self._drop_last
             )
-        if self._seeded:
-            seed = base_seed + number
-            random.seed(seed)
-            # `torch.manual_seed` also visits every accelerator: 200 us a batch instead of 1.
-            torch.default_generator.manual_seed(seed)
-            np.random.seed(seed % 2**32)
+        if self._start is not None:
+            seed_all(self._start.told or (base_seed, base_seed, base_seed), number)
         return self._fetcher.fetch(index)
+
+
+class SeededMap:
+    """A map function whose random numbers depend on the item's number, not on the process that computes it.
+
+    Args:
+        fn: the user's.
+        seeds: of the epoch.
+    """
+
+    def __init__(self, fn: Callable[[Any], Any], seeds: _Seeds) -> None:
+        self._fn, self._seeds = fn, seeds
+
+    def __call__(self, task: tuple[int, Any]) -> Any:
+        number, item = task
+        seed_all(self._seeds, number)
+        return self._fn(item)
 
 
 class Start:
@@ -62,36 +77,109 @@ class Start:
         dataset: what `torch.utils.data.get_worker_info().dataset` gives in the child; None outside DataLoader.
         init_fn: the user's `worker_init_fn`.
         base_seed: the epoch's base seed.
+        workers: the user's number: worker ids stay below it, also when there are more.
+
+    Attributes:
+        told: what the first worker returned, in all of them.
     """
 
-    def __init__(self, dataset: Any = None, init_fn: Callable[[int], None] | None = None, base_seed: int = 0) -> None:
+    def __init__(
+        self, dataset: Any = None, init_fn: Callable[[int], None] | None = None, base_seed: int = 0, workers: int = 1
+    ) -> None:
         self._dataset, self._init_fn, self._base_seed = dataset, init_fn, base_seed
+        self._workers = max(1, workers)
+        self.told: _Seeds | None = None
 
-    def __call__(self, worker_id: int) -> None:
+    def __call__(self, number: int) -> _Seeds | None:
+        """Begin the process that was started as the `number`-th.
+
+        Returns:
+            The seeds the user's `worker_init_fn` has left, None if there is none. Those of the first worker count for
+            all: what they owe to the rank or the user's own seed stays, and no batch depends on who computes it.
+        """
         signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
         # The OpenMP pool does not survive a fork: more than one thread hangs in the child.
         torch.set_num_threads(1)
+        worker_id = number % self._workers
         seed = self._base_seed + worker_id
         random.seed(seed)
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         if self._dataset is not None:
             torch_worker._worker_info = torch_worker.WorkerInfo(
-                id=worker_id, num_workers=MANY, seed=seed, dataset=self._dataset
+                id=worker_id, num_workers=self._workers, seed=seed, dataset=self._dataset
             )
-        if self._init_fn is not None:
-            self._init_fn(worker_id)
+        if self._init_fn is None:
+            return None
+        stock = random_states()
+        self._init_fn(worker_id)
+        own = random_states()
+        python, numpy = (seed if left == begun else left for left, begun in zip(own[:2], stock[:2], strict=True))
+        return python, numpy, torch.initial_seed()
+
+
+def random_states(epoch: int = 0) -> _Seeds:
+    """Return one number for each of the states of Python's `random`, numpy and torch; none of them moves.
+
+    Args:
+        epoch: other numbers for each, also where the states stay the same.
+    """
+    states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy()
+    python, numpy, of_torch = (zlib.crc32(pickle.dumps((state, epoch))) for state in states)
+    return python, numpy, of_torch
+
+
+def seed_all(seeds: _Seeds, number: int) -> None:
+    """Seed Python's `random`, numpy and torch for the batch or item `number`."""
+    random.seed(seeds[0] + number)
+    np.random.seed((seeds[1] + number) % 2**32)
+    # `torch.manual_seed` also visits every accelerator: 200 us a batch instead of 1.
+    torch.default_generator.manual_seed(seeds[2] + number)
 
 
 def carry_tensor(value: Any) -> Any:
     """Pickle plain CPU tensors through numpy, so that their bytes travel out of band and are written once."""
     if type(value) is not torch.Tensor:
         return NotImplemented
-    plain = value.device.type == "cpu" and value.layout is torch.strided and value.is_contiguous()
+    plain = value.device.type == "cpu" and value.layout is torch.strided
     if not plain or value.requires_grad or value.is_conj() or value.is_neg() or value.is_quantized:
         return NotImplemented
+    if not value.is_contiguous():
+        return _carry_strided(value)
     raw = value.reshape(-1).view(torch.uint8).numpy() if value.numel() else np.empty(0, np.uint8)
     return _rebuild_tensor, (raw, value.dtype, tuple(value.shape))
+
+
+def _carry_strided(value: torch.Tensor) -> Any:
+    """Send the elements of a view, or of channels_last, once each, and not the whole storage it looks into."""
+    shape, strides = tuple(value.shape), value.stride()
+    for dimension, stride in enumerate(strides):
+        if stride == 0:  # expanded
+            value = value.narrow(dimension, 0, 1)
+    order = sorted(range(len(shape)), key=lambda dimension: -strides[dimension])
+    packed = value.permute(order).contiguous()
+    return _rebuild_strided, (*carry_tensor(packed)[1], order, shape, strides)
+
+
+def _rebuild_strided(
+    raw: np.ndarray[Any, Any],
+    dtype: torch.dtype,
+    packed_shape: tuple[int, ...],
+    order: list[int],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> torch.Tensor:
+    """Return a tensor with the strides it had: sums over other strides may round otherwise."""
+    packed = _rebuild_tensor(raw, dtype, packed_shape)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if extent == packed.numel():
+        return packed.reshape(-1).as_strided(shape, strides)
+    value = packed.permute([order.index(dimension) for dimension in range(len(shape))])
+    if extent < packed.numel():  # elements shared one place in memory
+        return value.expand(shape)
+    held = torch.empty(extent, dtype=dtype)
+    held.as_strided(value.shape, strides).copy_(value)
+    return held.as_strided(shape, strides)
 
 
 def _rebuild_tensor(raw: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

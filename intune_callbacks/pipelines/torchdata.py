@@ -85,6 +85,13 @@ class NodeGraph:
             applied[node.window_name] = node.window
         return applied
 
+    def trim(self) -> None:
+        """End the children that are only kept for later."""
+        for node in self._stages:
+            engine = node.running()
+            if engine is not None and engine.pool is not None:
+                engine.pool.trim()
+
     def release(self) -> None:
         """Give the nodes their own implementation back from their next `reset()` on."""
         for node in self._stages:

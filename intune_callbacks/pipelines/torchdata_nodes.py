@@ -15,7 +15,7 @@ from torchdata.nodes.map import MapOverBatch, _ParallelMapperImpl
 
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
-from intune_callbacks.pipelines.torch_workers import Start, carry_tensor, context_of
+from intune_callbacks.pipelines.torch_workers import SeededMap, Start, carry_tensor, context_of, random_states
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock, Stage, StageStats
 
@@ -126,6 +126,7 @@ class NodeStage:
         self.workers = min(node.num_workers, high) if self.mapper else 1
         self.window = (node.max_concurrent or 2 * node.num_workers) if self.mapper else node.prefetch_factor
         self.counters = Counters()
+        self._epochs = 0
         self._knob = f"ParallelMapper(map_fn={name.split('#')[0]}, num_workers={{}})"
         self._running: weakref.ref[NodeIterator] | None = None
 
@@ -184,12 +185,15 @@ class NodeStage:
 
     def engine(self, snapshot: Callable[[], Any]) -> ElasticMap[Any]:
         process = self.mapper and self.node.method == "process"
-        pool = None
+        pool, source = None, iter(self.source)
         if process:
-            context = context_of(self.node.multiprocessing_context)
-            pool = ProcessPool(self.node.map_fn, context, Start(), carry_tensor)
+            # A stock child inherits the random state; drawing a seed from it would change what the model draws.
+            self._epochs += 1
+            fn = SeededMap(self.node.map_fn, random_states(self._epochs))
+            pool = ProcessPool(fn, context_of(self.node.multiprocessing_context), Start(), carry_tensor)
+            source = enumerate(source)
         return ElasticMap(
-            iter(self.source),
+            source,
             _on_one_thread(self.node.map_fn) if self.mapper else _same,
             workers=self.workers,
             window=self.window,

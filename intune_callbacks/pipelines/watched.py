@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -184,11 +184,21 @@ class WatchedLoader:
         window: batches in flight.
         clock: wall and CPU clock.
         remark: what to know before the number of workers is changed by hand.
+        when: ``epoch`` if the numbers could be tuned, ``user`` if they are the user's to change.
     """
 
-    def __init__(self, workers: int, window: int, *, clock: Clock, remark: str = "") -> None:
+    def __init__(
+        self,
+        workers: int,
+        window: int,
+        *,
+        clock: Clock,
+        remark: str = "",
+        when: Literal["epoch", "user"] = "epoch",
+    ) -> None:
         self.clock, self._workers, self._window = clock, workers, max(1, window)
         self._knob = f"{WORKERS_KNOB}  # {remark}" if remark else WORKERS_KNOB
+        self._when = when
         self.watch = Watch(workers, self._window, clock)
         self.delivered = 0
 
@@ -205,7 +215,9 @@ class WatchedLoader:
     def stages(self) -> tuple[Stage, ...]:
         low = min(1, self._workers)
         return (
-            Stage("load", "cpu", "workers", low, max(64, self._workers), self._workers, when="epoch", knob=self._knob),
+            Stage(
+                "load", "cpu", "workers", low, max(64, self._workers), self._workers, when=self._when, knob=self._knob
+            ),
             Stage(
                 "load.window",
                 "memory",
@@ -214,7 +226,7 @@ class WatchedLoader:
                 4096,
                 self._window,
                 window_of="load",
-                when="epoch",
+                when=self._when,
                 knob=WINDOW_KNOB if self._workers else "",
             ),
         )

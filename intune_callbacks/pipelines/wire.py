@@ -49,20 +49,41 @@ class Wire:
     """Whole messages over one end of a pipe: a frame of sizes, the pickle, the buffers.
 
     The two ends take turns, so a read never takes more than one message: a small one costs a single system call.
+
+    Attributes:
+        received_bytes: the size of the last message received.
     """
+
+    received_bytes = 0
 
     def __init__(self, connection: Connection, reducer: Reducer | None) -> None:
         self._connection, self._reducer = connection, reducer
         self._descriptor = connection.fileno()
         with socket.socket(fileno=os.dup(self._descriptor)) as end:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, POLL_MS * 1000))
+            # After `socket.setdefaulttimeout`, often set by code that downloads, a new socket object makes the file
+            # one that does not block.
+            end.setblocking(True)
 
     def send(self, message: object) -> None:
+        """Send one message.
+
+        Raises:
+            OSError: the other side is gone.
+            Exception: the message cannot be pickled; then nothing was sent.
+        """
+        self.write(self.pack(message))
+
+    def pack(self, message: object) -> list[memoryview]:
+        """Return the message as what `write` sends; raises what pickling raises."""
         file, buffers = io.BytesIO(), list[memoryview]()
         _Pickler(file, buffers, self._reducer).dump(message)
         body = file.getbuffer()
         sizes = [body.nbytes, *(b.nbytes for b in buffers)]
-        pending = [memoryview(_COUNT.pack(len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes)), body, *buffers]
+        return [memoryview(_COUNT.pack(len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes)), body, *buffers]
+
+    def write(self, pending: list[memoryview]) -> None:
+        """Send what `pack` returned, which is used up."""
         while pending:
             written = os.writev(self._descriptor, pending)
             while pending and written >= pending[0].nbytes:
@@ -81,12 +102,12 @@ class Wire:
         """
         first = self._first(alive)
         at = _COUNT.size
-        (count,) = _COUNT.unpack_from(self._more(first, at))
+        (count,) = _COUNT.unpack_from(self._more(first, at, alive))
         sizes_end = at + 8 * count
-        first = self._more(first, sizes_end)
+        first = self._more(first, sizes_end, alive)
         sizes = struct.unpack_from(f"<{count}Q", first, at)
         body_end = sizes_end + sizes[0]
-        first = self._more(first, body_end)
+        first = self._more(first, body_end, alive)
         buffers, rest = [], memoryview(first)[body_end:]
         for size in sizes[1:]:
             # numpy gives memory that is not cleared first: it is about to be overwritten anyway.
@@ -94,8 +115,9 @@ class Wire:
             here = rest[:size]
             whole[: len(here)] = here
             rest = rest[size:]
-            self._fill(whole[len(here) :])
+            self._fill(whole[len(here) :], alive)
             buffers.append(whole)
+        self.received_bytes = sum(sizes)
         return pickle.loads(memoryview(first)[sizes_end:body_end], buffers=buffers)
 
     def _first(self, alive: Callable[[], bool]) -> bytes:
@@ -110,21 +132,23 @@ class Wire:
                 raise EOFError
             return data
 
-    def _more(self, data: bytes, size: int) -> bytes:
+    def _more(self, data: bytes, size: int, alive: Callable[[], bool]) -> bytes:
         """Return `data`, read on until it has `size` bytes."""
         if len(data) >= size:
             return data
         rest = memoryview(np.empty(size - len(data), np.uint8).data)
-        self._fill(rest)
+        self._fill(rest, alive)
         return data + rest
 
-    def _fill(self, whole: memoryview) -> None:
+    def _fill(self, whole: memoryview, alive: Callable[[], bool]) -> None:
         at = 0
         while at < len(whole):
             try:
                 got = os.readv(self._descriptor, [whole[at:]])
             except BlockingIOError:
-                # In the middle of a message the sender is busy writing it, or dead, which reads as its end.
+                # The end of a dead sender's pipe does not show while a process it forked holds it open.
+                if not alive():
+                    raise EOFError from None
                 continue
             if got == 0:
                 raise EOFError

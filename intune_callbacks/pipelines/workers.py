@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import pickle
@@ -10,9 +11,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, Protocol
 
 from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.wire import Reducer, Wire
@@ -20,6 +22,9 @@ from intune_callbacks.pipelines.wire import Reducer, Wire
 __all__ = ["Child", "ProcessPool", "Startup", "WorkerMemory"]
 
 QUIT_S = 2.0
+# A child nobody needs any more may be needed again by the next decisions; after that it only holds memory.
+PARKED_S = 3.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # The kernel walks all pages of a process to tell its private memory, 20 ms for a GB: at most so often, and at most so
 # small a share of the time.
 MEMORY_EVERY_S, MEMORY_SHARE = 5.0, 0.002
@@ -31,39 +36,54 @@ _starting = threading.Lock()
 def _child_main(
     connection: Connection,
     fn: Callable[[Any], Any],
-    start: Callable[[int], None] | None,
+    start: Starts | None,
     worker_id: int,
     reducer: Reducer | None,
+    starter: int | None,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # What came with the fork is the parent's to finalise.
     gc.freeze()
     parent, wire = os.getppid(), Wire(connection, reducer)
+    if starter is not None:
+        _end_with_parent()
+        if parent != starter:  # it ended before the kernel was told
+            return
     broken: BaseException | None = None
+    told: Any = None
     try:
         if start is not None:
-            start(worker_id)
+            told = start(worker_id)
     except Exception as error:
         broken = error
     try:
+        if start is not None and worker_id == 0:
+            wire.send(told)
         while True:
             task = wire.receive(lambda: os.getppid() == parent)
             if task is None:
                 return
+            if start is not None:
+                start.told = task[1]
             begin_cpu_s = time.process_time()
             try:
                 if broken is not None:
                     raise broken
-                value = fn(task[0])
-                wire.send((True, value, time.process_time() - begin_cpu_s))
-            except (BrokenPipeError, ConnectionError):
-                return
+                answer = wire.pack((True, fn(task[0]), time.process_time() - begin_cpu_s))
             except Exception as error:
-                wire.send((False, *_portable(error)))
-            task = value = None
+                answer = wire.pack((False, *_portable(error)))
+            # Apart from the work: what fails from here on leaves half a message, after which nothing can be told.
+            wire.write(answer)
+            task = answer = None  # type: ignore[assignment]
     except (EOFError, OSError):
         return
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the thread that forked it, even if it hangs in somebody's code then."""
+    with suppress(Exception):  # Linux only; elsewhere a child looks for its parent between two items
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _portable(error: Exception) -> tuple[Exception, str]:
@@ -103,19 +123,31 @@ class Startup:
 
 
 class WorkerMemory:
-    """What one worker costs in private memory, looked up now and then."""
+    """What one worker costs in private memory, looked up now and then in a thread of its own."""
 
     def __init__(self) -> None:
         self._due_s, self._bytes = float("-inf"), 0.0
 
     def read(self, pids: Sequence[int]) -> float:
-        """Return the bytes of the largest of the first two of these processes, perhaps as they were seconds ago."""
-        begin_s = time.monotonic()
-        if pids and begin_s >= self._due_s:
-            self._bytes = max(_private_bytes(pid) for pid in pids[:2])
-            end_s = time.monotonic()
-            self._due_s = end_s + max(MEMORY_EVERY_S, (end_s - begin_s) / MEMORY_SHARE)
+        """Return the bytes of the largest of the first two of these processes, as they were at an earlier call."""
+        if pids and time.monotonic() >= self._due_s:
+            self._due_s = float("inf")  # until this look is over
+            threading.Thread(target=self._look, args=(pids[:2],), daemon=True, name="intune-memory").start()
         return self._bytes
+
+    def _look(self, pids: Sequence[int]) -> None:
+        begin_s = time.monotonic()
+        self._bytes = max(_private_bytes(pid) for pid in pids)
+        end_s = time.monotonic()
+        self._due_s = end_s + max(MEMORY_EVERY_S, (end_s - begin_s) / MEMORY_SHARE)
+
+
+class Starts(Protocol):
+    """What begins a child."""
+
+    told: Any
+
+    def __call__(self, number: int) -> Any: ...
 
 
 class Child:
@@ -131,7 +163,8 @@ class ProcessPool:
     Args:
         fn: what a child does to one item; pickled unless the context forks.
         context: a multiprocessing context.
-        start: called once in each child with its worker number.
+        start: called once in each child with the number of children started before; what the first one returned is
+            in its `told` in all of them before they compute.
         reducer: pickling of special types, as `pickle.Pickler.reducer_override`.
         startup: where the seconds spent starting children are added up.
     """
@@ -140,16 +173,21 @@ class ProcessPool:
         self,
         fn: Callable[[Any], Any],
         context: BaseContext,
-        start: Callable[[int], None] | None = None,
+        start: Starts | None = None,
         reducer: Reducer | None = None,
         startup: Startup | None = None,
     ) -> None:
         self.startup = startup or Startup()
         self._fn, self._context, self._start, self._reducer = fn, context, start, reducer
-        self._idle: list[Child] = []
+        self._idle: list[tuple[Child, float]] = []
+        self._reaper: threading.Timer | None = None
         self._all: dict[int, Child] = {}
         self._count = 0
         self._closed = False
+        self._told: Any = None
+        self._is_told = start is None
+        self._first: Child | None = None
+        self._telling = threading.Lock()
         self._lock = threading.RLock()
         self._memory = WorkerMemory()
 
@@ -171,17 +209,19 @@ class ProcessPool:
         """
         with self._lock:
             while self._idle:
-                child = self._idle.pop()
+                child, _ = self._idle.pop()
                 if child.process.is_alive():
                     return child
                 self._forget(child)
-            worker_id, self._count = self._count, self._count + 1
         begin_s = time.perf_counter()
         with _starting:
+            worker_id = self._count
             ours, theirs = self._context.Pipe(duplex=True)
             try:
                 process = self._context.Process(  # type: ignore[attr-defined]
-                    target=_child_main, args=(theirs, self._fn, self._start, worker_id, self._reducer), daemon=True
+                    target=_child_main,
+                    args=(theirs, self._fn, self._start, worker_id, self._reducer, self._starter()),
+                    daemon=True,
                 )
                 process.start()
             except BaseException:
@@ -189,24 +229,32 @@ class ProcessPool:
                 raise
             finally:
                 theirs.close()
+            self._count += 1
         self.startup.add(1, time.perf_counter() - begin_s)
         child = Child(process, Wire(ours, self._reducer))
         with self._lock:
             self._all[process.pid] = child
+            if worker_id == 0:
+                self._first = child
         return child
 
-    def call(self, child: Child, item: Any, cancelled: Callable[[], bool]) -> tuple[Any, float]:
+    def _starter(self) -> int | None:
+        """Return our process id, if children may end with the thread that starts them: the main one lives as long."""
+        forks = self._context.get_start_method() != "forkserver"  # there the server is the parent
+        return os.getpid() if forks and threading.current_thread() is threading.main_thread() else None
+
+    def call(self, child: Child, item: Any, cancelled: Callable[[], bool]) -> tuple[Any, float, int]:
         """Run the function on `item` in `child`.
 
         Returns:
-            The result and the CPU seconds it took.
+            The result, the CPU seconds it took and the bytes that crossed the pipe.
 
         Raises:
             WorkerDied: the child ended first.
             Exception: what the function raised, with the child's traceback as its cause.
         """
         try:
-            child.wire.send((item,))
+            child.wire.send((item, self._told_by_first(cancelled)))
             ok, value, rest = child.wire.receive(lambda: child.process.is_alive() and not cancelled())
         except (EOFError, ConnectionError) as error:
             child.usable = False
@@ -218,18 +266,67 @@ class ProcessPool:
                 f"{child.process.exitcode}; -9 is SIGKILL, often the kernel's out-of-memory killer)"
             ) from error
         if ok:
-            return value, rest
+            return value, rest, child.wire.received_bytes
         value.__cause__ = RemoteTraceback(rest)
         raise value
 
-    def put(self, child: Child) -> None:
-        """Park a child for later use; one that is not usable any more is ended."""
+    def _told_by_first(self, cancelled: Callable[[], bool]) -> Any:
+        """Return what the first child's `start` returned, once it is known; None if it never will be."""
+        if not self._is_told:
+            with self._telling:
+                first = self._first
+                if not self._is_told and first is not None:
+                    try:
+                        self._told = first.wire.receive(lambda: first.process.is_alive() and not cancelled())
+                    except (EOFError, OSError):
+                        if cancelled():
+                            raise EOFError from None
+                    self._is_told, self._first = True, None
+        return self._told
+
+    def put(self, child: Child, surplus: bool = False) -> None:
+        """Park a child for later use; one that is not usable any more is ended.
+
+        Args:
+            child: from `get`.
+            surplus: fewer are wanted than before: it ends if it is not used again soon, and gives its memory back.
+        """
         with self._lock:
             keep = child.usable and not self._closed
             if keep:
-                self._idle.append(child)
+                self._idle.append((child, time.monotonic() + PARKED_S if surplus else float("inf")))
+                if surplus and self._reaper is None:
+                    self._watch_idle()
         if not keep:
             self._end([child])
+
+    def trim(self) -> None:
+        """End the idle children, without waiting for it."""
+        with self._lock:
+            self._idle = [(child, 0.0) for child, _ in self._idle]
+            self._stop_reaper()
+            self._watch_idle(0.0)
+
+    def _watch_idle(self, after_s: float = PARKED_S) -> None:
+        self._reaper = threading.Timer(after_s, self._reap)
+        self._reaper.daemon, self._reaper.name = True, "intune-reaper"
+        self._reaper.start()
+
+    def _reap(self) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            ended = [child for child, until_s in self._idle if until_s <= now_s]
+            self._idle = [(child, until_s) for child, until_s in self._idle if until_s > now_s]
+            due_s = min((until_s for _, until_s in self._idle), default=float("inf"))
+            self._reaper = None
+            if due_s < float("inf") and not self._closed:
+                self._watch_idle(due_s - now_s + 0.01)
+        self._end(ended)
+
+    def _stop_reaper(self) -> None:
+        if self._reaper is not None:
+            self._reaper.cancel()
+            self._reaper = None
 
     def worker_bytes(self) -> float:
         """Return what one child costs in private memory, in bytes; looked up at most every five seconds."""
@@ -239,8 +336,9 @@ class ProcessPool:
         """End the idle children now and every other one when it is put back."""
         with self._lock:
             self._closed = True
+            self._stop_reaper()
             idle, self._idle = self._idle, []
-        self._end(idle)
+        self._end([child for child, _ in idle])
 
     def _end(self, children: list[Child]) -> None:
         for child in children:
@@ -262,6 +360,8 @@ class ProcessPool:
 
     def _forget(self, child: Child) -> None:
         self._all.pop(child.process.pid, None)
+        if child is self._first:
+            self._first = None
         child.wire.close()
 
 

@@ -60,7 +60,8 @@ class Knob {
   int64_t Set(int64_t wanted) const {
     const double value = std::max(1.0, high_ > 0 ? std::min(static_cast<double>(wanted), high_) : wanted);
     tensorflow::mutex_lock lock(*state_->mu);
-    const_cast<bool&>(state_->tunable) = false;  // tf.data's own tuner skips it from now on
+    // tf.data's own tuner skips it from now on; it may be reading this in its thread.
+    __atomic_store_n(const_cast<bool*>(&state_->tunable), false, __ATOMIC_RELAXED);
     if (state_->value != value) {
       state_->value = value;
       if (state_->cond_var) state_->cond_var->notify_all();

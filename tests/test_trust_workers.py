@@ -1,0 +1,334 @@
+"""What an audit broke in the worker stage: no hang, no lost item, no memory kept, whatever a batch or a worker does."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from intune_callbacks import WorkerDied
+from intune_callbacks.pipelines import wire, workers
+from intune_callbacks.pipelines.counters import Counters, nbytes
+from intune_callbacks.pipelines.elastic import ElasticMap
+from intune_callbacks.pipelines.workers import ProcessPool, WorkerMemory
+
+FORK = multiprocessing.get_context("fork")
+MB = 1_000_000
+
+
+def stage_of(fn: Callable[[Any], Any], source: Any, **options: Any) -> ElasticMap[Any]:
+    return ElasticMap(iter(source), None, pool=ProcessPool(fn, FORK), **options)
+
+
+def end(stage: ElasticMap[Any]) -> None:
+    assert stage.close()
+    assert stage.pool is not None
+    stage.pool.close()
+    assert stage.pool.pids == ()
+
+
+def eventually(true: Callable[[], bool], within_s: float = 8.0) -> bool:
+    until_s = time.monotonic() + within_s
+    while not true() and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return true()
+
+
+# -- the pipe ------------------------------------------------------------------------------------------------------
+
+
+def large(i: int) -> np.ndarray:
+    return np.full(1_000_000, i, np.float32)
+
+
+def test_a_default_timeout_of_sockets_is_nothing_to_the_pipe() -> None:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30)
+    try:
+        stage = stage_of(large, range(6), workers=2, window=4)
+        assert [int(batch[0]) for batch in stage] == list(range(6))
+        end(stage)
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def dies_in_mid_message(i: int) -> Any:
+    if i != 2:
+        return i
+    if os.fork() == 0:  # a helper of the user's holds the pipe open
+        time.sleep(30)
+        os._exit(0)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return np.zeros(20_000_000)
+
+
+def test_a_worker_killed_in_mid_message_is_noticed_though_its_helper_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_of(dies_in_mid_message, range(4), workers=1, window=2)
+    known = set(psutil.pids())
+    readv = os.readv
+
+    def slowly(descriptor: int, buffers: list[memoryview]) -> int:
+        time.sleep(0.02)
+        return readv(descriptor, [buffers[0][:65536]])
+
+    monkeypatch.setattr(wire.os, "readv", slowly)
+    begin_s = time.monotonic()
+    seen: list[Any] = []
+    for _ in range(4):
+        try:
+            seen.append(next(stage))
+        except WorkerDied:
+            seen.append("died")
+    assert seen == [0, 1, "died", 3]
+    assert time.monotonic() - begin_s < 15.0
+    end(stage)
+    for pid in set(psutil.pids()) - known:
+        if psutil.pid_exists(pid) and psutil.Process(pid).ppid() == 1:
+            os.kill(pid, signal.SIGKILL)
+
+
+class Fussy:
+    """Cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not me")
+
+
+def test_what_cannot_be_sent_is_an_error_in_its_place() -> None:
+    stage = stage_of(lambda i: Fussy() if i == 1 else i, range(3), workers=1, window=3)
+    assert next(stage) == 0
+    with pytest.raises(TypeError, match="not me"):
+        next(stage)
+    assert next(stage) == 2
+    end(stage)
+
+
+# -- the end of workers ----------------------------------------------------------------------------------------------
+
+
+def dies_at_the_end(i: int) -> int:
+    if i == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return i
+
+
+def test_the_last_worker_dying_on_the_last_item_ends_the_epoch() -> None:
+    stage = stage_of(dies_at_the_end, range(10), workers=1, window=20, feed=True)
+    assert [next(stage) for _ in range(9)] == list(range(9))
+    with pytest.raises(WorkerDied):
+        next(stage)
+    with pytest.raises(StopIteration):
+        next(stage)
+    end(stage)
+
+
+PARENT = """
+import multiprocessing, sys, time
+from intune_callbacks.pipelines.workers import ProcessPool
+def work(i):
+    time.sleep(60)  # in somebody's code that does not come back
+if __name__ == "__main__":
+    pool = ProcessPool(work, multiprocessing.get_context(sys.argv[1]))
+    children = [pool.get() for _ in range(2)]
+    for child in children:
+        child.wire.send((0, None))
+    print(*pool.pids, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_end_with_a_killed_parent_also_while_they_work(method: str, tmp_path: Any) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, str(script), method], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    time.sleep(0.5 if method == "fork" else 2.0)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_children_started_by_a_thread_that_ends_live_on() -> None:
+    pool = ProcessPool(lambda i: i, FORK)
+    started: list[Any] = []
+    thread = threading.Thread(target=lambda: started.append(pool.get()))
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    assert pool.call(started[0], 7, lambda: False)[0] == 7
+    pool.put(started[0])
+    pool.close()
+
+
+def test_children_nobody_needs_end_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "PARKED_S", 0.3)
+    stage = stage_of(lambda i: i, range(10**6), workers=5, window=10)
+    assert stage.pool is not None
+    for _ in range(50):
+        next(stage)
+    assert len(stage.pool.pids) == 5
+    stage.resize(2)
+    for _ in range(50):
+        next(stage)
+    assert eventually(lambda: len(stage.pool.pids) == 2)
+    stage.resize(3)
+    assert next(stage) == 100
+    end(stage)
+
+
+def test_an_alarm_ends_parked_children_at_once() -> None:
+    stage = stage_of(lambda i: i, range(10**6), workers=4, window=8)
+    assert stage.pool is not None
+    for _ in range(20):
+        next(stage)
+    stage.resize(1)
+    assert eventually(lambda: next(stage) is not None and stage.pool.idle == 3, 2.0)
+    stage.pool.trim()
+    assert eventually(lambda: len(stage.pool.pids) == 1, 2.0)
+    end(stage)
+
+
+def test_a_look_at_the_memory_of_workers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    def slow(pid: int) -> float:
+        asked.set()
+        time.sleep(0.5)
+        return 5.0 * MB
+
+    monkeypatch.setattr(workers, "_private_bytes", slow)
+    memory = WorkerMemory()
+    begin_s = time.monotonic()
+    assert memory.read([1, 2]) == 0.0
+    assert asked.wait(5.0)
+    assert memory.read([1, 2]) == 0.0
+    assert time.monotonic() - begin_s < 0.4
+    assert eventually(lambda: memory.read([1, 2]) == 5.0 * MB)
+
+
+# -- what is in a batch ----------------------------------------------------------------------------------------------
+
+
+class Unsizable:
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("nbytes is not defined")
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name} either")
+
+
+class Graph:
+    """A plain class, as a library's batch is."""
+
+    def __init__(self) -> None:
+        self.x, self.name = np.zeros(MB, np.uint8), "graph"
+        self.self = self
+
+
+class Slotted:
+    __slots__ = ("empty", "x")
+
+    def __init__(self) -> None:
+        self.x = np.zeros(MB, np.uint8)
+
+
+def test_results_whose_size_cannot_be_told_are_delivered() -> None:
+    stage = ElasticMap(iter(range(20)), lambda i: Unsizable(), workers=2, window=4)
+    assert sum(isinstance(value, Unsizable) for value in stage) == 20
+    assert stage.close()
+
+
+def test_a_fault_of_the_counters_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counters, "computed", lambda *_: 1 / 0)
+    stage = ElasticMap(iter(range(20)), lambda i: i, workers=2, window=4)
+    assert list(stage) == list(range(20))
+    assert stage.close()
+
+
+def test_sizes_are_right_whatever_contains_the_arrays() -> None:
+    array = np.zeros(MB, np.uint8)
+    assert nbytes(collections.UserDict(x=array, y=[array])) == 2 * MB
+    assert MB <= nbytes(Graph()) < MB + 100
+    assert nbytes(Slotted()) == MB
+    assert nbytes({"a": (array, [array, "abc"])}) == 2 * MB + 3
+    assert nbytes([array] * 100) == 100 * MB
+    assert nbytes([np.zeros(n, np.uint8) for n in range(1000)]) == pytest.approx(499_500, rel=0.1)
+    assert nbytes(Unsizable()) == nbytes(None) == nbytes(object) == 0
+
+
+def test_a_batch_that_holds_half_the_program_is_looked_at_quickly() -> None:
+    tree: Any = []
+    for _ in range(12):
+        tree = [list(tree), *([tree] * 20)]
+    begin_s = time.monotonic()
+    nbytes(tree)
+    nbytes(sys.modules)
+    assert time.monotonic() - begin_s < 1.0
+
+
+def test_what_crossed_the_pipe_is_the_size_of_a_result() -> None:
+    stage = stage_of(lambda i: memoryview_free(Slotted()), range(8), workers=1, window=2)
+    list(stage)
+    assert stage.counters.item_bytes == pytest.approx(MB, rel=0.01)
+    end(stage)
+
+
+def memoryview_free(value: Slotted) -> Any:
+    """A class `nbytes` finds nothing in, that pickles to a megabyte."""
+    return Hidden(bytes(value.x))
+
+
+class Hidden:
+    def __init__(self, data: bytes) -> None:
+        self._get = lambda: data
+
+    def __reduce__(self) -> Any:
+        return Hidden, (self._get(),)
+
+
+class Collects:
+    """A result at whose counting the garbage collector runs."""
+
+    @property
+    def nbytes(self) -> int:
+        gc.collect()
+        return 1
+
+
+def test_the_collector_may_end_a_stage_in_one_of_its_own_workers() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            work = lambda i: time.sleep(0.1) or Collects()  # noqa: E731
+            self.stage = ElasticMap(iter(range(10**9)), work, workers=1, window=10**6)
+            self.me = self
+
+        def __del__(self) -> None:
+            self.stage.close()
+
+    gc.disable()
+    try:
+        owner = Owner()
+        threads, name = list(owner.stage._threads), owner.stage.name
+        assert name == "map"
+        del owner
+        assert eventually(lambda: not any(thread.is_alive() for thread in threads))
+    finally:
+        gc.enable()
