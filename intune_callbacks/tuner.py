@@ -55,7 +55,7 @@ class Tuner:
         )
         self._probe = probe if probe is not None else MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
         self._guard = Guard(config)
-        self._freed = Freed()
+        self._freed = Freed(self._clock.wall)
         self._net = Net(config.decide_every_s if config.mode == "tune" else 0.0)
         self._epoch_batches: int | None = None
         self._batches: int | None = None

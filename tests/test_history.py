@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_written_costs_the_file_and_is_said_once(tmp_path:
     blocked = tmp_path / "file"
     blocked.write_text("")
     history = History(blocked / "history.jsonl")
-    with pytest.warns(UserWarning, match="writes no more decisions to .*file"):
+    with pytest.warns(RuntimeWarning, match="writes no more decisions to .*file"):
         history.add(decision(0))
     history.add(decision(1))
     assert len(history.decisions) == 2

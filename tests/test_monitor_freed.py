@@ -122,9 +122,8 @@ def test_memory_that_is_really_used_still_is_one(monkeypatch: pytest.MonkeyPatch
 
 def test_what_brings_nothing_is_done_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, calls = [1000.0], []
-    monkeypatch.setattr(freed.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(freed, "give_back_freed", lambda: not calls.append(now_s[0]))
-    returns = freed.Freed()
+    returns = freed.Freed(lambda: now_s[0])
     for _ in range(3600):
         now_s[0] += 1.0
         returns.give_back(now=True)

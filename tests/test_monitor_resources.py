@@ -167,7 +167,7 @@ def test_files_longer_than_a_page_are_read_whole(machine: Machine, monkeypatch: 
     machine.v2()
     machine.write("sys/fs/cgroup/cpu.max", "400000 100000")
     machine.v2_memory("", 8 * GIB, 2 * GIB, inactive_file=GIB)
-    own = (machine.root / "proc/self/mountinfo").read_text()
+    own = (machine.root / "proc/self/mountinfo").read_text().strip()
     overlay = "".join(f"{100 + k} 24 0:{k} / /volumes/{'long' * 9}{k} rw - tmpfs tmpfs rw\n" for k in range(100))
     machine.write("proc/self/mountinfo", overlay + own)
     stock = os.read

@@ -192,7 +192,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another format": (lambda f: edit(f, ("format: 1", "format: 2")), "format: 2 there, 1 here"),
     "no state": (lambda f: (f / "state.json").unlink(), "state.json cannot be read: "),
     "state elsewhere": (
-        lambda f: edit(f, ("file: state.json", "file: /dev/zero")),
+        lambda f: edit(f, ('"state.json"', '"/dev/zero"')),
         "found.yaml names '/dev/zero': expected the name of a file beside it",
     ),
     "state is no file": (

@@ -24,11 +24,18 @@ LITTLE = 0.01
 
 
 class Freed:
-    """Has the C library return what it keeps, where that helps, and no more often than it helps."""
+    """Has the C library return what it keeps, where that helps, and no more often than it helps.
 
-    def __init__(self) -> None:
+    Args:
+        wall: the wall clock, in seconds.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.perf_counter) -> None:
+        self._wall = wall
         self._maps = False
-        self._due_s, self._every_s = 0.0, AGAIN_S
+        # Apart for an alarm (True): what was tried before one says nothing against trying then.
+        self._due_s = {False: float("-inf"), True: float("-inf")}
+        self._every_s = {False: AGAIN_S, True: AGAIN_S}
         self._lock = threading.Lock()
 
     def map_large_blocks(self) -> None:
@@ -51,21 +58,21 @@ class Freed:
         Returns:
             True if the system may have more memory now.
         """
-        if time.monotonic() < self._due_s or not self._lock.acquire(blocking=False):
+        if self._wall() < self._due_s[now] or not self._lock.acquire(blocking=False):
             return False
         if now:
-            return self._give_back()
-        threading.Thread(target=self._give_back, daemon=True, name="intune-trim").start()
+            return self._give_back(now)
+        threading.Thread(target=self._give_back, args=(now,), daemon=True, name="intune-trim").start()
         return False
 
-    def _give_back(self) -> bool:
+    def _give_back(self, now: bool) -> bool:
         try:
             process = psutil.Process()
             before = process.memory_info().rss
             done = give_back_freed()
             helped = done and before - process.memory_info().rss > LITTLE * before
-            self._every_s = AGAIN_S if helped else min(2.0 * self._every_s, LONGEST_S)
-            self._due_s = time.monotonic() + self._every_s
+            self._every_s[now] = AGAIN_S if helped else min(2.0 * self._every_s[now], LONGEST_S)
+            self._due_s[now] = self._wall() + self._every_s[now]
             return done
         finally:
             self._lock.release()
