@@ -24,7 +24,7 @@ STATES = ("ok", "limited", "missing")
 
 # Packages of which one is enough, what they bring, and the extra that installs them.
 PACKAGES: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("torch",), "DataLoader: workers and window change while it runs", "lightning"),
+    (("torch",), "DataLoader: workers and window change while it runs (num_workers >= 1)", "lightning"),
     (("torchdata",), "torchdata.nodes: workers, windows and depth change while it runs", "lightning"),
     (("pytorch-lightning", "lightning"), "InTuneCallback for a Lightning Trainer", "lightning"),
     (("keras",), "InTuneCallback for model.fit", "keras"),

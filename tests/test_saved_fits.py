@@ -169,7 +169,8 @@ def lightning_fit(callback: Any, **options: Any) -> Any:
         return loss
 
     type(model).training_step = training_step
-    loader = torch.utils.data.DataLoader(Slow(), batch_size=options.pop("batch_size", 4), shuffle=True)
+    batch_size = options.pop("batch_size", 4)
+    loader = torch.utils.data.DataLoader(Slow(), batch_size=batch_size, shuffle=True, num_workers=1)
     trainer = runs.make_trainer(namespace, callback, **{"max_epochs": 6} | options)
     trainer.fit(model, loader, ckpt_path=None)
     return model.seen, losses, trainer

@@ -138,6 +138,22 @@ def test_large_shuffle_changes_with_the_epoch() -> None:
     assert elements(found.pipeline.dataset) == elements(stock)
 
 
+def test_buffers_of_many_bytes_are_not_copied_to_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf_handover, "LARGEST_BYTES", 4 << 20)
+    large = tf.data.Dataset.range(1000).map(lambda x: tf.fill([1 << 18], x), num_parallel_calls=2).shuffle(20, seed=1)
+    pipeline = find(large).pipeline
+    assert pipeline is not None
+    iterator = iter(pipeline.dataset)
+    for _ in range(20):
+        next(iterator)
+    before = {stage.name: stage.current for stage in pipeline.stages() if stage.unit == "workers"}
+    applied = pipeline.resize(dict.fromkeys(before, 4))
+    assert {name: applied[name] for name in before} == before
+    assert "too much to save" in pipeline._handover._blocked
+    assert {stage.when for stage in pipeline.stages()} == {"epoch"}
+    next(iterator)
+
+
 def test_waits_and_work_are_measured_without_our_operations() -> None:
     def slow(x):
         def body(value):

@@ -31,6 +31,8 @@ __all__ = ["HandOver"]
 IGNORE_EXTERNAL_STATE = 1
 LARGEST_SHUFFLE = 10_000
 """Elements a saved shuffle may hold: 100,000 small rows took 14 s to save and restore."""
+LARGEST_BYTES = 256 << 20
+"""Bytes the buffers of an iterator may hold to be saved: its state is a copy of them, and the restored one another."""
 LONGEST_S = 2.0
 """A hand-over that took longer was the last one: from then on the numbers change with the epoch."""
 LEAST_PERIOD_S, PERIODS_OF_COST = 10.0, 100.0
@@ -155,6 +157,11 @@ class HandOver:
         iterator, before = self._running(), self._values
         self._note(iterator)
         try:
+            model = read_model(iterator)
+            held_bytes = sum(node.buffered_bytes for node in model.nodes.values()) if model is not None else 0
+            if held_bytes > LARGEST_BYTES:
+                self._blocked = f"the iterator holds {held_bytes / 1e6:.0f} MB, too much to save"
+                return
             holding = self._still_shuffling(iterator)
             state = gen_dataset_ops.serialize_iterator(iterator._iterator_resource, IGNORE_EXTERNAL_STATE)
             # A shuffle that is used up is not in the state: its successor would take the next epoch's seed.

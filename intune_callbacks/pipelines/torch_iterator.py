@@ -69,6 +69,11 @@ class LoaderIterator:
             ours.engine.prime()
         return ours
 
+    @property
+    def has_ended(self) -> bool:
+        """True after the last batch, or when it was closed."""
+        return self._ended
+
     def __iter__(self) -> LoaderIterator:
         return self
 

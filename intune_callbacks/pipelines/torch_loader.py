@@ -62,11 +62,14 @@ class MapLoader:
         """Put a running stock iterator behind ours, which hands on its batches until other numbers are wanted."""
         if type(iterator) is LoaderIterator:
             self._current = weakref.ref(iterator)
+            if not self._closed:
+                self._apply(iterator)  # another one may have had the numbers meanwhile
             return iterator
         if type(iterator) not in (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter):
             # A subclass with rules of its own: leave it.
             return iterator
-        ours = self._watched(iterator)
+        ours = LoaderIterator(self._engines, iterator)
+        self._current = weakref.ref(ours)
         self.prepare()
         if self._loader._iterator is iterator:
             self._loader._iterator = ours  # type: ignore[assignment]
@@ -74,17 +77,15 @@ class MapLoader:
             self._apply(ours)
         return ours
 
-    def _watched(self, stock: Any) -> LoaderIterator:
-        ours = LoaderIterator(self._engines, stock)
-        self._current = weakref.ref(ours)
-        return ours
-
     def _get_iterator(self) -> Any:
         """In place of the loader's own `_get_iterator`."""
         if self._engines.is_stock or self._closed:
-            return self._watched(self._engines.stock())
-        ours = LoaderIterator.begin(self._engines)
-        self._current = weakref.ref(ours)
+            ours = LoaderIterator(self._engines, self._engines.stock())
+        else:
+            ours = LoaderIterator.begin(self._engines)
+        running = self._iterator()
+        if running is None or running.has_ended:  # else somebody validates on the loader in mid-epoch
+            self._current = weakref.ref(ours)
         return ours
 
     def _apply(self, iterator: LoaderIterator) -> None:
