@@ -73,7 +73,7 @@ METHODS: dict[str, Callable[[], Controller]] = {
     "closed form": lambda: Scalar(ClosedForm),
     "water-filling": WaterFilling,
     "Plumber LP": PlumberLP,
-    "AUTOTUNE-like": Autotune,
+    "HILL_CLIMB of TF 2.11": Autotune,
     "jump + hold (shipped)": lambda: Scalar(ModelJump),
     BASE: lambda: Shell(None),
     "random moves": _random_moves,

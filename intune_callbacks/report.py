@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import platform
 import sys
 import textwrap
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -224,9 +222,7 @@ def versions() -> dict[str, str]:
     """Versions of what is in use; a framework nobody imported is not imported for that."""
     found = {"python": platform.python_version()}
     found["intune_callbacks"] = str(sys.modules["intune_callbacks"].__dict__["__version__"])
-    with contextlib.suppress(PackageNotFoundError):
-        found["numpy"] = version("numpy")
-    for name in FRAMEWORKS:
+    for name in ("numpy", *FRAMEWORKS):
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "__version__"):
             found[name] = str(module.__version__)

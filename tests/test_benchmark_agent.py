@@ -131,7 +131,7 @@ def test_all_methods_of_the_comparison_have_a_row() -> None:
         "closed form",
         "water-filling",
         "Plumber LP",
-        "AUTOTUNE-like",
+        "HILL_CLIMB of TF 2.11",
         "jump + hold (shipped)",
         "jump + hold",
         "random moves",

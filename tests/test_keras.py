@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -295,6 +297,17 @@ def test_after_an_error_in_the_training_everything_is_undone(error: BaseExceptio
     history = model.fit(rows(), verbose=0, callbacks=[callback]).history
     assert callback.report["steps"] > 20
     assert set(history) >= KEYS
+
+
+def test_a_used_callback_can_be_copied_and_keeps_its_report() -> None:
+    callback = InTuneCallback(show_card=False, **EAGER)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(rows(), verbose=0, callbacks=[callback])
+    for copied in (pickle.loads(pickle.dumps(callback)), copy.deepcopy(callback)):
+        assert copied.report == callback.report and copied.report["steps"]
+        model.fit(rows(), verbose=0, callbacks=[copied])
+        assert copied.report["frozen"] is None
 
 
 def test_a_loader_is_given_back() -> None:

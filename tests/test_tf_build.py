@@ -110,3 +110,39 @@ def test_two_at_once_compile_once(cache: Path, tmp_path: Path, monkeypatch: pyte
     assert tf_build.build(force=True) == paths[0]
     assert compiler.with_suffix(".log").read_text() == "called\n" * 2
     assert [path.suffix for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_another_machine_needs_a_library_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tf_build.library_path()
+    monkeypatch.setattr(tf_build.platform, "machine", lambda: "riscv64")
+    assert tf_build.library_path() != before
+
+
+@pytest.mark.parametrize("place", ["folder", "file"])
+def test_what_others_may_have_written_is_not_loaded(cache: Path, place: str) -> None:
+    cache.mkdir()
+    library = tf_build.library_path()
+    library.write_bytes(b"somebody's code")
+    (cache if place == "folder" else library).chmod(0o777)
+    with pytest.raises(BuildFailed, match=r"anybody may write to .*; run chmod o-w"):
+        tf_build.build()
+
+
+def test_what_belongs_to_another_user_is_not_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.mkdir()
+    tf_build.library_path().write_bytes(b"somebody's code")
+    monkeypatch.setattr(tf_build.os, "getuid", lambda: 12345)
+    if cache.stat().st_uid == 0:
+        monkeypatch.setattr(tf_build, "TRUSTED", ())
+    with pytest.raises(BuildFailed, match=r"belongs to user \d+; name a folder of your own in INTUNE_CACHE"):
+        tf_build.build()
+
+
+def test_a_library_that_does_not_load_is_compiled_anew_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from intune_callbacks.pipelines import tf_native
+
+    asked: list[bool] = []
+    monkeypatch.setattr(tf_build, "build", lambda force=False: asked.append(force) or Path("/no/such.so"))
+    with pytest.raises(BuildFailed, match="was compiled but does not load"):
+        tf_native.load.__wrapped__()
+    assert asked == [False, True]

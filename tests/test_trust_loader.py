@@ -165,6 +165,24 @@ def test_an_unknown_kind_is_named() -> None:
         InTuneCallback(workers_kind="fibre")
 
 
+# -- the same loader for training and validation -----------------------------------------------------------------------
+
+
+def test_validating_on_the_same_loader_in_mid_epoch_leaves_the_numbers_with_the_training() -> None:
+    loader = DataLoader(list(range(64)), batch_size=4, num_workers=1)
+    pipeline = find(loader).pipeline
+    training = pipeline.adopt(iter(loader))
+    seen = [next(training) for _ in range(4)]
+    assert len(list(loader)) == 16
+    pipeline.resize({"load": 3, "load.window": 9})
+    assert training.engine is not None and training.engine.window == 9
+    assert [int(i) for batch in [*seen, *training] for i in batch] == list(range(64))
+    second = iter(loader)
+    pipeline.resize({"load": 2, "load.window": 5})
+    assert second.engine.window == 5
+    pipeline.close()
+
+
 # -- random numbers ----------------------------------------------------------------------------------------------------
 
 

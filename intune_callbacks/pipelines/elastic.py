@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.workers import Child, ProcessPool
 from intune_callbacks.types import Clock, StageStats
@@ -332,8 +331,8 @@ class ElasticMap(Generic[Y]):
         assert entry is not None
         value, self.state = entry
         if type(value) is _Raised:
-            if isinstance(value.error, WorkerDied):
-                # What died is what the user must hear of, not that nobody could take its place.
+            if self._alive < self._workers:
+                # What ended a worker is what the user must hear of, not that nobody could take its place.
                 with suppress(Exception):
                     self.resize(self._workers)
             raise value.error

@@ -52,15 +52,9 @@ def function_name(fn: Any) -> str:
 class NodeIterator:
     """Takes the place of a node's own iterator; same state format: {"snapshot", "steps_since_snapshot"}."""
 
-    def __init__(self, stage: NodeStage, initial_state: dict[str, Any] | None) -> None:
-        source, self._steps = stage.source, 0
-        if initial_state is not None:
-            source.reset(initial_state["snapshot"])
-        else:
-            source.reset()
-        self._snapshot = source.state_dict() if initial_state is None else initial_state["snapshot"]
-        self.engine = stage.engine(_snapshots(source, stage.snapshot_frequency))
-        for _ in range(initial_state["steps_since_snapshot"] if initial_state is not None else 0):
+    def __init__(self, engine: ElasticMap[Any], state: dict[str, Any]) -> None:
+        self.engine, self._snapshot, self._steps = engine, state["snapshot"], 0
+        for _ in range(state["steps_since_snapshot"]):
             next(self)
 
     def __iter__(self) -> NodeIterator:
@@ -125,6 +119,8 @@ class NodeStage:
         self.mapper = isinstance(node, _ParallelMapperImpl)
         self.workers = min(node.num_workers, high) if self.mapper else 1
         self.window = (node.max_concurrent or 2 * node.num_workers) if self.mapper else node.prefetch_factor
+        self._own = (self.workers, self.window)
+        self.why_not = ""
         self.counters = Counters()
         self._epochs = 0
         self._knob = f"ParallelMapper(map_fn={name.split('#')[0]}, num_workers={{}})"
@@ -171,7 +167,7 @@ class NodeStage:
             stock._shutdown()
         self.node._it = self._start(initial_state)
 
-    def _start(self, initial_state: dict[str, Any] | None) -> NodeIterator:
+    def _start(self, initial_state: dict[str, Any] | None) -> Any:
         # Every old engine at or below this node ends before its source is reset: two engines pulling one source
         # would lose items. All are told first, so that none waits for one that already stopped.
         engines = [e for e in (engine_of(node) for node in walk(self.node)) if e is not None]
@@ -179,9 +175,29 @@ class NodeStage:
             engine.abort()
         for engine in reversed(engines):
             engine.close()
-        iterator = NodeIterator(self, initial_state)
+        if initial_state is None:
+            self.source.reset()
+            initial_state = {"snapshot": self.source.state_dict(), "steps_since_snapshot": 0}
+        else:
+            self.source.reset(initial_state["snapshot"])
+        try:
+            engine = self.engine(_snapshots(self.source, self.snapshot_frequency))
+        except Exception as error:
+            # What ours has pulled meanwhile is not lost: the stock one puts the source back to where it was.
+            self.why_not = f"{type(error).__name__}: {error}"
+            self.workers, self.window = self._own
+            return self._stock(initial_state)
+        iterator = NodeIterator(engine, initial_state)
         self._running = weakref.ref(iterator)
         return iterator
+
+    def _stock(self, state: dict[str, Any]) -> Any:
+        node = self.node
+        if self.mapper:
+            return type(node)._parallel_reset(node, state)
+        node._it = None
+        type(node).reset(node, state)
+        return node._it
 
     def engine(self, snapshot: Callable[[], Any]) -> ElasticMap[Any]:
         process = self.mapper and self.node.method == "process"
@@ -192,6 +208,14 @@ class NodeStage:
             fn = SeededMap(self.node.map_fn, random_states(self._epochs))
             pool = ProcessPool(fn, context_of(self.node.multiprocessing_context), Start(), carry_tensor)
             source = enumerate(source)
+        try:
+            return self._engine(source, pool, snapshot)
+        except BaseException:
+            if pool is not None:
+                pool.close()
+            raise
+
+    def _engine(self, source: Iterator[Any], pool: ProcessPool | None, snapshot: Callable[[], Any]) -> ElasticMap[Any]:
         return ElasticMap(
             source,
             _on_one_thread(self.node.map_fn) if self.mapper else _same,
@@ -208,8 +232,13 @@ class NodeStage:
     def resize(self, workers: int, window: int) -> None:
         self.workers, self.window = workers, window
         engine = self.running()
-        if engine is not None:
+        if engine is None:
+            return
+        try:
             engine.resize(workers, window)
+        except Exception as error:  # no process or thread is to be had: what runs goes on
+            self.why_not = f"{type(error).__name__}: {error}"
+            self.workers = engine.workers
 
     def stages(self) -> tuple[Stage, ...]:
         live: Literal["now", "epoch"] = "now" if self.running() is not None else "epoch"

@@ -253,8 +253,9 @@ class ProcessPool:
             WorkerDied: the child ended first.
             Exception: what the function raised, with the child's traceback as its cause.
         """
+        task = child.wire.pack((item, self._told_by_first(cancelled)))
         try:
-            child.wire.send((item, self._told_by_first(cancelled)))
+            child.wire.write(task)
             ok, value, rest = child.wire.receive(lambda: child.process.is_alive() and not cancelled())
         except (EOFError, ConnectionError) as error:
             child.usable = False
@@ -265,6 +266,10 @@ class ProcessPool:
                 f"worker process {child.process.pid} died while computing an item (exit code "
                 f"{child.process.exitcode}; -9 is SIGKILL, often the kernel's out-of-memory killer)"
             ) from error
+        except BaseException:
+            # The answer, or the rest of it, is still in the pipe: the next one would get it.
+            child.usable = False
+            raise
         if ok:
             return value, rest, child.wire.received_bytes
         value.__cause__ = RemoteTraceback(rest)
@@ -278,9 +283,12 @@ class ProcessPool:
                 if not self._is_told and first is not None:
                     try:
                         self._told = first.wire.receive(lambda: first.process.is_alive() and not cancelled())
-                    except (EOFError, OSError):
+                    except (EOFError, OSError) as error:
                         if cancelled():
-                            raise EOFError from None
+                            raise WorkerDied("stopped while the stage was closed") from error
+                    except BaseException:
+                        first.usable = False
+                        raise
                     self._is_told, self._first = True, None
         return self._told
 
