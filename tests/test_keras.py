@@ -300,7 +300,7 @@ def test_after_an_error_in_the_training_everything_is_undone(error: BaseExceptio
 
 
 def test_a_used_callback_can_be_copied_and_keeps_its_report() -> None:
-    callback = InTuneCallback(show_card=False, **EAGER)
+    callback = InTuneCallback(**EAGER)
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(rows(), verbose=0, callbacks=[callback])
