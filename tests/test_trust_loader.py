@@ -10,18 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as lightning
 import numpy as np
 import pytest
-import torch
-from lightning.fabric.utilities.seed import pl_worker_init_function
-from torch.utils.data import DataLoader, Dataset, get_worker_info
-from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 
-from intune_callbacks import ConfigError
-from intune_callbacks.lightning import InTuneCallback
-from intune_callbacks.pipelines.find import find
-from intune_callbacks.pipelines.torch_workers import _rebuild_strided, carry_tensor
+torch = pytest.importorskip("torch")
+lightning = pytest.importorskip("lightning.pytorch")
+pytest.importorskip("torchdata")
+
+from lightning.fabric.utilities.seed import pl_worker_init_function  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, get_worker_info  # noqa: E402
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E402
+
+from intune_callbacks import ConfigError  # noqa: E402
+from intune_callbacks.lightning import InTuneCallback  # noqa: E402
+from intune_callbacks.pipelines.find import find  # noqa: E402
+from intune_callbacks.pipelines.torch_workers import _rebuild_strided, carry_tensor  # noqa: E402
 
 # -- num_workers=0: the dataset stays in the training process ----------------------------------------------------------
 
