@@ -286,6 +286,8 @@ class Tuner:
             self._note(settled)
             return decision
         after, resize_s = self._resize(granted, before)
+        if why_not := getattr(self._pipeline, "why_not", ""):
+            decision = replace(decision, vetoes=(*vetoes, f"not all of it is in force: {why_not}"))
         if alarm is not None or (back is not None and after != back.allocation):
             self._net.forget()  # the best of before is not to be had any more
         if alarm is not None:

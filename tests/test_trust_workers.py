@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from intune_callbacks import WorkerDied
-from intune_callbacks.pipelines import wire, workers
+from intune_callbacks.pipelines import elastic, wire, workers
 from intune_callbacks.pipelines.counters import Counters, nbytes
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.workers import ProcessPool, WorkerMemory
@@ -221,6 +221,19 @@ def test_a_look_at_the_memory_of_workers_is_not_waited_for(monkeypatch: pytest.M
     assert memory.read([1, 2]) == 0.0
     assert time.monotonic() - begin_s < 0.4
     assert eventually(lambda: memory.read([1, 2]) == 5.0 * MB)
+
+
+def test_a_hanging_thread_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "JOIN_S", 0.5)
+    go_on = threading.Event()
+    stage = ElasticMap(iter(range(4)), lambda i: go_on.wait(20.0), workers=1, window=2)
+    begin_s = time.monotonic()
+    assert not stage.close()
+    assert not stage.close()
+    assert not stage.close()
+    assert time.monotonic() - begin_s < 1.2
+    go_on.set()
+    assert eventually(stage.close)
 
 
 # -- what is in a batch ----------------------------------------------------------------------------------------------

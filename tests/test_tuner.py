@@ -18,7 +18,7 @@ from intune_callbacks.config import TunerConfig
 from intune_callbacks.history import History
 from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Allocation, Observation, PipelineStats, Proposal
+from intune_callbacks.types import Allocation, Observation, PipelineStats, Proposal, Stage
 
 
 class Script:
@@ -287,6 +287,36 @@ def test_a_full_disk_freezes_and_nothing_is_lost_from_memory() -> None:
         loop.run(tuner, seconds=10.0)
     assert len(history.decisions) == 1
     tuner.close()  # says nothing a second time
+
+
+def test_what_could_not_be_started_is_said_with_the_decision() -> None:
+    class NoMoreProcesses(FakePipeline):
+        why_not = ""
+
+        def resize(self, allocation: Mapping[str, int]) -> Allocation:
+            self.why_not = "BlockingIOError: Resource temporarily unavailable"
+            return super().resize({name: min(value, 2) for name, value in allocation.items()})
+
+    pipeline = NoMoreProcesses({"decode": Work(0.1)}, FakeMachine())
+    loop = FakeLoop(pipeline)
+    tuner = tuner_of(pipeline, policy=Script({"decode": 6, "decode.window": 12}))
+    (decision,) = [d for d in loop.run(tuner, seconds=10.0) if d.applied]
+    assert decision.after["decode"] == 2
+    assert decision.vetoes[-1] == "not all of it is in force: BlockingIOError: Resource temporarily unavailable"
+
+
+def test_a_stage_that_is_the_users_to_change_is_measured_and_never_moved() -> None:
+    class LeftAlone(FakePipeline):
+        def stages(self) -> tuple[Stage, ...]:
+            return tuple(replace(stage, when="user") for stage in super().stages())
+
+    for policy in ("dqn", "model-jump", "hill-climb", "even"):
+        pipeline = LeftAlone({"decode": Work(0.1)}, FakeMachine())
+        loop = FakeLoop(pipeline)
+        decisions = loop.run(tuner := tuner_of(pipeline, policy=make_policy(policy)), seconds=30.0)
+        assert len(decisions) > 10 and pipeline.resizes == [], policy
+        assert tuner.frozen is None
+        assert not any(decision.proposed for decision in decisions)
 
 
 def test_nothing_is_raised_where_warnings_are_errors() -> None:

@@ -19,6 +19,8 @@ GROWN_BYTES = 32 << 20
 """Where the C library's own threshold stands after it has freed large blocks: its upper limit (mallopt(3))."""
 AGAIN_S, LONGEST_S = 2.0, 300.0
 """Seconds between two attempts to give back memory; twice as long after each that brought little."""
+PATIENCE_S = 0.5
+"""At an alarm an attempt that is under way is waited for so long."""
 LITTLE = 0.01
 """Less than this share of the process's memory."""
 
@@ -58,7 +60,7 @@ class Freed:
         Returns:
             True if the system may have more memory now.
         """
-        if self._wall() < self._due_s[now] or not self._lock.acquire(blocking=False):
+        if self._wall() < self._due_s[now] or not self._lock.acquire(timeout=PATIENCE_S if now else 0.0):
             return False
         if now:
             return self._give_back(now)

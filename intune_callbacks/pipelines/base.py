@@ -49,6 +49,11 @@ class Combined:
     def __init__(self, parts: Mapping[str, Pipeline]) -> None:
         self._parts = {f"{name}/" if len(parts) > 1 else "": part for name, part in parts.items()}
 
+    @property
+    def why_not(self) -> str:
+        """Why what was last wanted is not in force, empty where it is."""
+        return "; ".join(filter(None, (getattr(part, "why_not", "") for part in self._parts.values())))
+
     def stages(self) -> tuple[Stage, ...]:
         return tuple(
             replace(stage, name=prefix + stage.name, window_of=stage.window_of and prefix + stage.window_of)

@@ -116,6 +116,7 @@ class ElasticMap(Generic[Y]):
         self._workers, self._window, self._alive = 0, max(1, window), 0
         self._threads: list[threading.Thread] = []
         self._idle_s: float | None = None
+        self._join_until_s: float | None = None
         try:
             self.resize(workers)
         except BaseException:
@@ -411,14 +412,15 @@ class ElasticMap(Generic[Y]):
             self._ready.notify_all()
 
     def close(self) -> bool:
-        """Stop and wait, at most ten seconds, until no worker touches the source any more.
+        """Stop and wait, at most ten seconds in all, until no worker touches the source any more.
 
         Returns:
             True if all worker threads have ended.
         """
         self.abort()
-        deadline_s = time.monotonic() + JOIN_S
+        if self._join_until_s is None:
+            self._join_until_s = time.monotonic() + JOIN_S
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline_s - time.monotonic()))
+                thread.join(max(0.0, self._join_until_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)

@@ -60,6 +60,11 @@ class NodeGraph:
         self.prepare()
         return iterator
 
+    @property
+    def why_not(self) -> str:
+        """Why what was last wanted is not in force, empty where it is."""
+        return "; ".join(dict.fromkeys(stage.why_not for stage in self._stages if stage.why_not))
+
     def stages(self) -> tuple[Stage, ...]:
         return tuple(stage for node in self._stages for stage in node.stages())
 
@@ -79,6 +84,7 @@ class NodeGraph:
             workers = wanted.get(node.name, node.workers) if node.mapper else 1
             window = wanted.get(node.window_name, node.window)
             if (workers, window) != (node.workers, node.window):
+                node.why_not = ""
                 node.resize(workers, window)
             if node.mapper:
                 applied[node.name] = node.workers
