@@ -286,15 +286,17 @@ class Tuner:
             self._note(settled)
             return decision
         after, resize_s = self._resize(granted, before)
-        if why_not := getattr(self._pipeline, "why_not", ""):
-            decision = replace(decision, vetoes=(*vetoes, f"not all of it is in force: {why_not}"))
+        decision = replace(decision, vetoes=(*vetoes, *self._not_in_force()))
         if alarm is not None or (back is not None and after != back.allocation):
             self._net.forget()  # the best of before is not to be had any more
-        if alarm is not None:
-            trim = getattr(self._pipeline, "trim", None)
-            if trim is not None:
-                trim()
+        if alarm is not None and hasattr(self._pipeline, "trim"):
+            self._pipeline.trim()
         return replace(decision, after=after, applied=after != before, resize_s=resize_s)
+
+    def _not_in_force(self) -> tuple[str, ...]:
+        """Return why the pipeline could not do what was granted, if it could not."""
+        why_not = getattr(self._pipeline, "why_not", "")
+        return (f"not all of it is in force: {why_not}",) if why_not else ()
 
     def _tell(self, back: Return) -> None:
         """Let the policy know; one of the user's own need not want to."""
