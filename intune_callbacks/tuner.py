@@ -262,8 +262,8 @@ class Tuner:
             self._guard.watch(observation)
             ruling = Ruling(back.allocation)
             self._tell(back)
-        elif self.config.mode == "tune" and (less := self._guard.again(observation, self._net.permit.own)) is not None:
-            proposed, reason, ruling = _changes(less.allocation, before), less.vetoes[0], less
+        elif self.config.mode == "tune" and (alarm := self._guard.again(observation, self._net.permit.own)) is not None:
+            proposed, reason, ruling = _changes(alarm.allocation, before), alarm.vetoes[0], alarm
         elif short := self._net.permit.why_too_short(observation):
             return Decision(observation, before, before, reason=f"only measuring: {short}")
         else:
