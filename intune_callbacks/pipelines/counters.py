@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from intune_callbacks.types import StageStats
@@ -12,7 +13,8 @@ __all__ = ["Counters", "nbytes"]
 
 # The size of a result is looked at for the first few and then now and then: walking a batch costs microseconds.
 SIZED_FIRST, SIZED_EVERY = 4, 16
-DEPTH, SAMPLED, MOST_CONTAINERS = 6, 16, 500
+DEPTH, SAMPLED, MOST_CONTAINERS = 6, 16, 200
+NO_DATA = (type, range, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 COO = ("_indices", "_values")
 COMPRESSED = ("crow_indices", "ccol_indices", "row_indices", "col_indices", "values")
 
@@ -33,7 +35,7 @@ def nbytes(value: object) -> int:
 
 
 def _held(value: Any, depth: int, seen: set[int]) -> int:
-    if value is None or isinstance(value, (type, range)):
+    if value is None or isinstance(value, NO_DATA):
         return 0
     if isinstance(value, (bytes, bytearray, str)):
         return len(value)
