@@ -194,8 +194,7 @@ class TunedFit:
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings) | more
         if self.warm.entry is not None:
             report["warm_start"] = self.warm.entry
-        if self.run_dir is not None:
-            self._write(report)  # before the exchange, after which rank 0 reads the files of all
+        self._write(report)  # before the exchange, after which rank 0 reads the files of all
         if self.run_dir is not None:
             self._save(self.tuner, self.run_dir)
         ranks = exchange(report, self.rank, self.world) if together else None

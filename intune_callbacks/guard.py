@@ -101,10 +101,13 @@ class Guard:
             s.name: min(s.current, own.get(s.name, s.current)) for s in observation.stages if s.kind == "memory"
         }
         needed = self._needed_bytes(now, observation)
-        if room <= 0.0 or least == now or needed <= room:
+        # Up to the limit itself: between the two it would be taken back and granted again at every decision.
+        if room <= 0.0 or least == now or needed <= observation.resources.memory_limit_bytes:
             return None
         granted = self._largest_between(least, now, observation, room)
-        return Ruling(granted, (f"{needed / GB:.2f} GB needed with full windows, soft limit {room / GB:.2f} GB now",))
+        return Ruling(
+            granted, (f"{needed / GB:.2f} GB needed with full windows, soft limit {room / GB:.2f} GB: taken back",)
+        )
 
     def alarm(self, observation: Observation) -> Ruling | None:
         """Return what to shrink at once because memory is above the soft limit now; None when all is well.

@@ -244,6 +244,28 @@ def test_a_seed_of_the_users_own_counts() -> None:
     assert not torch.equal(first[:, 1], second[:, 1])
 
 
+def seeds_with_the_largest(worker_id: int) -> None:
+    torch.manual_seed(-1)
+
+
+def test_the_largest_seed_has_a_successor() -> None:
+    (first,) = drawn(3, rank=None, init=seeds_with_the_largest, epochs=1)
+    assert len(set(first[:, 0].tolist())) == 32
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_the_first_worker_tells_reaches_the_others_with_other_start_methods(method: str) -> None:
+    torch.manual_seed(1)
+    options: dict[str, Any] = {"multiprocessing_context": method, "worker_init_fn": seeds_numpy}
+    loader = DataLoader(Noisy(), batch_size=8, num_workers=1, **options)
+    pipeline = find(loader).pipeline
+    list(pipeline.adopt(iter(loader)))
+    pipeline.resize({"load": 2, "load.window": 6})
+    first, second = (torch.cat(list(loader))[:, 2] for _ in range(2))
+    pipeline.close()
+    assert torch.equal(first, second)
+
+
 class Asks(Dataset[Any]):
     def __len__(self) -> int:
         return 64

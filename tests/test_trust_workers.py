@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from intune_callbacks import WorkerDied
+from intune_callbacks.monitor.freed import Freed
 from intune_callbacks.pipelines import elastic, wire, workers
 from intune_callbacks.pipelines.counters import Counters, nbytes
 from intune_callbacks.pipelines.elastic import ElasticMap
@@ -202,6 +203,25 @@ def test_an_alarm_ends_parked_children_at_once() -> None:
     assert eventually(lambda: next(stage) is not None and stage.pool.idle == 3, 2.0)
     stage.pool.trim()
     assert eventually(lambda: len(stage.pool.pids) == 1, 2.0)
+    end(stage)
+
+
+def test_without_a_thread_to_be_had_nothing_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_of(lambda i: i, range(100), workers=3, window=6)
+    assert stage.pool is not None
+    next(stage)
+    stock = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    assert WorkerMemory().read([os.getpid()]) == 0.0
+    stage.resize(1)
+    stage.pool.trim()
+    assert Freed().give_back(now=False) is False
+    assert [next(stage) for _ in range(20)] == list(range(1, 21))
+    monkeypatch.setattr(threading.Thread, "start", stock)
     end(stage)
 
 

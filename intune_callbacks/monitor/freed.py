@@ -64,7 +64,10 @@ class Freed:
             return False
         if now:
             return self._give_back(now)
-        threading.Thread(target=self._give_back, args=(now,), daemon=True, name="intune-trim").start()
+        try:
+            threading.Thread(target=self._give_back, args=(now,), daemon=True, name="intune-trim").start()
+        except RuntimeError:  # no thread is to be had
+            self._lock.release()
         return False
 
     def _give_back(self, now: bool) -> bool:

@@ -172,6 +172,9 @@ class _TimedIterator:
         self._owner.delivered += 1
         return batch
 
+    def __len__(self) -> int:
+        return len(self._inner)  # type: ignore[arg-type]
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 

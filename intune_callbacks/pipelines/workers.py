@@ -132,7 +132,10 @@ class WorkerMemory:
         """Return the bytes of the largest of the first two of these processes, as they were at an earlier call."""
         if pids and time.monotonic() >= self._due_s:
             self._due_s = float("inf")  # until this look is over
-            threading.Thread(target=self._look, args=(pids[:2],), daemon=True, name="intune-memory").start()
+            try:
+                threading.Thread(target=self._look, args=(pids[:2],), daemon=True, name="intune-memory").start()
+            except RuntimeError:  # no thread is to be had: it is not known
+                self._due_s = time.monotonic() + MEMORY_EVERY_S
         return self._bytes
 
     def _look(self, pids: Sequence[int]) -> None:
@@ -318,7 +321,10 @@ class ProcessPool:
     def _watch_idle(self, after_s: float = PARKED_S) -> None:
         self._reaper = threading.Timer(after_s, self._reap)
         self._reaper.daemon, self._reaper.name = True, "intune-reaper"
-        self._reaper.start()
+        try:
+            self._reaper.start()
+        except RuntimeError:  # no thread is to be had: they stay parked
+            self._reaper = None
 
     def _reap(self) -> None:
         now_s = time.monotonic()
