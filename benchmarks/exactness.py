@@ -7,6 +7,7 @@ Every run must deliver the items of a stock loader that was never touched: ``num
 from __future__ import annotations
 
 import faulthandler
+import math
 import random
 import threading
 import time
@@ -15,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.differences import Differences, compare, exact
-from benchmarks.exactness_cases import ADAPTERS, Adapter, Subject, identity
+from benchmarks.exactness_cases import ADAPTERS, Adapter, Subject
+from benchmarks.hostile import identity
 from benchmarks.output import arguments, words, write
 
 __all__ = ["Churn", "main", "stress"]
@@ -137,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     chosen = [adapter for adapter in ADAPTERS if adapter.name in given.adapters]
     resizes = min(given.resizes, 40 * len(chosen)) if given.quick else given.resizes
     weights = sum(adapter.weight for adapter in chosen)
-    shares: list[tuple[Adapter, int]] = [(a, max(1, -(-resizes * a.weight // weights))) for a in chosen]
+    shares: list[tuple[Adapter, int]] = [(a, max(1, math.ceil(resizes * a.weight / weights))) for a in chosen]
     rows = []
     for number, (adapter, share) in enumerate(shares):
         rows.append(stress(adapter, share, given.seed * 1000 + number))

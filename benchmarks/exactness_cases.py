@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,12 +17,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from benchmarks.hostile import FORK_ONLY, KINDS, Hostile, HostileStream, as_is, identity
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.find import LiveLoader, find
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Stage
 
-__all__ = ["ADAPTERS", "Adapter", "Subject", "identity"]
+__all__ = ["ADAPTERS", "Adapter", "Subject"]
 
 THREADS, PROCESSES, WINDOW = 8, 3, 12
 BATCH = 2
@@ -54,7 +56,7 @@ class Adapter:
     """
 
     name: str
-    weight: int
+    weight: float
     build: Callable[[int, int], Subject]
     stock: Build
     beside: bool
@@ -63,15 +65,6 @@ class Adapter:
         """Return what the stock loader delivers in each of the first `epochs` epochs."""
         loader = self.stock(items, seed)
         return [[identity(batch) for batch in loader] for _ in range(epochs)]
-
-
-def identity(batch: object) -> object:
-    """Return the whole content of a batch as something hashable."""
-    if isinstance(batch, torch.Tensor):
-        return tuple(batch.flatten().tolist())
-    if isinstance(batch, (list, tuple)):
-        return tuple(identity(part) for part in batch)
-    return batch
 
 
 def work(item: int) -> torch.Tensor:
@@ -218,6 +211,35 @@ def nested(items: int, workers: int) -> Loader[Any]:
     return Loader(Prefetcher(node, 2) if workers else node)
 
 
+def hostile(items: int, seed: int, method: str = "fork", **options: Any) -> DataLoader[Any]:
+    """Return a DataLoader of a hostile kind that the start method of its workers allows; the seed chooses."""
+    kinds = [kind for kind in KINDS if method == "fork" or kind not in FORK_ONLY]
+    if options.get("num_workers"):
+        options["multiprocessing_context"] = method
+    whole = random.Random(seed).random() < 0.5
+    batching: dict[str, Any] = {"batch_size": None} if whole else {"batch_size": BATCH + 1, "shuffle": True}
+    generator = torch.Generator().manual_seed(seed)
+    data = Hostile(kinds[seed % len(kinds)], items)
+    return DataLoader(data, collate_fn=as_is, generator=generator, **batching, **options)
+
+
+def hostile_stream(items: int, seed: int) -> DataLoader[Any]:
+    """Return an iterable-style DataLoader of a hostile kind with two workers."""
+    kind = list(KINDS)[seed % len(KINDS)]
+    return DataLoader(HostileStream(kind, items), batch_size=BATCH, num_workers=2, collate_fn=as_is)
+
+
+def hostile_nodes(items: int, seed: int, workers: int, method: str = "thread") -> Loader[Any]:
+    """Return a torchdata graph whose mapper looks items of a hostile kind up."""
+    data = Hostile(list(KINDS)[seed % len(KINDS)], items)
+    context = "fork" if method == "process" else None
+    source: Any = IterableWrapper(range(items))
+    look_up = data.__getitem__
+    return Loader(
+        ParallelMapper(source, look_up, num_workers=workers, method=method, multiprocessing_context=context)  # type: ignore[arg-type]
+    )
+
+
 def _late(seed: int, items: int) -> int:
     choices = random.Random(seed ^ 0x5EED)
     return choices.choice((0, choices.randrange(max(1, items // BATCH))))
@@ -269,6 +291,39 @@ def _adapters() -> Iterator[Adapter]:
         lambda n, s: nodes(n, 0),
         True,
     )
+    for method, weight in (("fork", 5), ("forkserver", 0.2), ("spawn", 0.2)):
+        yield Adapter(
+            f"hostile {method}",
+            weight,
+            partial(_hostile, method=method, workers_kind="process"),
+            partial(hostile, method=method),
+            False,
+        )
+    yield Adapter("hostile thread", 5, partial(_hostile, method="fork", workers_kind="thread"), hostile, True)
+    yield Adapter(
+        "hostile iterable",
+        3,
+        lambda n, s: Elastic(hostile_stream(n, s), "process", PROCESSES),
+        hostile_stream,
+        False,
+    )
+    for method, high in (("thread", THREADS), ("process", PROCESSES)):
+        yield Adapter(
+            f"hostile torchdata {method}",
+            3,
+            partial(_hostile_nodes, method=method, high=high),
+            partial(hostile_nodes, workers=0),
+            method == "thread",
+        )
+
+
+def _hostile(items: int, seed: int, method: str, workers_kind: str) -> Elastic:
+    high = THREADS if workers_kind == "thread" else PROCESSES
+    return Elastic(hostile(items, seed, method, num_workers=2), workers_kind, high, _late(seed, items))
+
+
+def _hostile_nodes(items: int, seed: int, method: str, high: int) -> Elastic:
+    return Elastic(hostile_nodes(items, seed, 2, method), method, high)
 
 
 ADAPTERS = tuple(_adapters())

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 lightning = pytest.importorskip("lightning.pytorch")
@@ -24,7 +26,7 @@ from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E40
 from intune_callbacks import ConfigError  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.pipelines.torch_workers import _rebuild_strided, carry_tensor  # noqa: E402
+from intune_callbacks.pipelines.torch_workers import _rebuild_spread, carry_tensor  # noqa: E402
 
 # -- num_workers=0: the dataset stays in the training process ----------------------------------------------------------
 
@@ -332,7 +334,12 @@ TENSORS = {
     "expanded": lambda: torch.arange(3.0).reshape(3, 1).expand(3, 50),
     "expanded and turned": lambda: torch.arange(6).reshape(2, 1, 3).expand(2, 4, 3).permute(2, 0, 1),
     "overlapping": lambda: torch.arange(10.0).unfold(0, 4, 1),
+    "overlapping with gaps": lambda: torch.arange(10.0)[::2].unfold(0, 3, 1),
+    "far apart and overlapping": lambda: torch.arange(900.0).as_strided((3, 3), (200, 200)),
     "one element of many": lambda: torch.arange(10.0)[3:4],
+    "one element of a column": lambda: torch.arange(10.0)[3:4].as_strided((1,), (0,)),
+    "conjugate": lambda: torch.rand(4, 3, dtype=torch.complex64).conj(),
+    "negative": lambda: torch.rand(3, dtype=torch.complex64).conj().imag,
     "empty view": lambda: torch.zeros(4, 5)[:, :0],
     "scalar": lambda: torch.tensor(3.5),
     "bfloat16": lambda: torch.rand(4, 6).to(torch.bfloat16).t(),
@@ -365,14 +372,27 @@ def test_tensors_of_every_layout_cross_as_they_are(name: str) -> None:
         expected = Shapes(name)[i]
         assert torch.equal(tensor, expected)
         assert tensor.dtype == expected.dtype
-        if name not in ("overlapping", "empty view"):
+        if name not in ("one element of a column", "empty view"):
             assert tensor.stride() == expected.stride()
 
 
 def test_only_the_elements_of_a_view_are_sent() -> None:
     rebuild, parts = carry_tensor(torch.zeros(1000, 1000)[:, :10])
-    assert rebuild is _rebuild_strided
+    assert rebuild is _rebuild_spread
     assert parts[0].nbytes == 4 * 10_000
+
+
+SIZES, STRIDES = st.sampled_from((1, 1, 2, 3, 4)), st.sampled_from((0, 1, 1, 2, 3, 4, 6, 9, 12, 50))
+
+
+@given(st.lists(st.tuples(SIZES, STRIDES), max_size=4), st.integers(0, 50))
+def test_any_view_of_a_storage_crosses_as_it_is(dimensions: list[tuple[int, int]], offset: int) -> None:
+    shape, strides = zip(*dimensions, strict=True) if dimensions else ((), ())
+    view = torch.arange(700.0).as_strided(shape, strides, offset)
+    rebuild, (raw, *rest) = carry_tensor(view)
+    arrived = rebuild(raw.copy(), *rest)
+    assert torch.equal(arrived, view)
+    assert view.is_contiguous() or arrived.stride() == view.stride()
 
 
 def sparse(rows: list[int]) -> torch.Tensor:

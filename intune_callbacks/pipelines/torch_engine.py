@@ -52,10 +52,17 @@ class Engines:
         self.delivered = 0
         self.why_not = ""
         self._prior_s: float | None = None
+        self._is_used_here = False
 
     @property
     def is_stock(self) -> bool:
-        """True while the wanted numbers are the user's own: with no workers a window is no number."""
+        """True while the wanted numbers are the user's own: with no workers a window is no number.
+
+        Never again once threads have used the dataset of a loader with worker processes: what it opened then is not for
+        a child to inherit.
+        """
+        if self._is_used_here:
+            return False
         return (self.workers, self.window) == self.own or self.workers == self.own[0] == 0
 
     @property
@@ -132,6 +139,7 @@ class Engines:
         """
         loader = self.loader
         fetch = Fetch(loader, None)
+        self._is_used_here |= pool is None and self.own[0] > 0
         return ElasticMap(
             source,
             fetch if pool is None else None,

@@ -146,39 +146,46 @@ def carry_tensor(value: Any) -> Any:
         return NotImplemented
     if not value.is_contiguous():
         return _carry_strided(value)
-    raw = value.reshape(-1).view(torch.uint8).numpy() if value.numel() else np.empty(0, np.uint8)
+    # By its own strides a contiguous tensor of one element need not be a row.
+    flat = value.as_strided((value.numel(),), (1,))
+    raw = flat.view(torch.uint8).numpy() if value.numel() else np.empty(0, np.uint8)
     return _rebuild_tensor, (raw, value.dtype, tuple(value.shape))
 
 
 def _carry_strided(value: torch.Tensor) -> Any:
-    """Send the elements of a view, or of channels_last, once each, and not the whole storage it looks into."""
+    """Send the part of the storage that a view looks at; only its elements where most of that part is not its own."""
     shape, strides = tuple(value.shape), value.stride()
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if extent <= 2 * value.numel():
+        return _rebuild_strided, (*carry_tensor(value.as_strided((extent,), (1,)))[1], shape, strides)
     for dimension, stride in enumerate(strides):
         if stride == 0:  # expanded
             value = value.narrow(dimension, 0, 1)
-    order = sorted(range(len(shape)), key=lambda dimension: -strides[dimension])
-    packed = value.permute(order).contiguous()
-    return _rebuild_strided, (*carry_tensor(packed)[1], order, shape, strides)
+    return _rebuild_spread, (*carry_tensor(value.contiguous())[1], extent, shape, strides)
 
 
 def _rebuild_strided(
     raw: np.ndarray[Any, Any],
     dtype: torch.dtype,
-    packed_shape: tuple[int, ...],
-    order: list[int],
+    held_shape: tuple[int, ...],
     shape: tuple[int, ...],
     strides: tuple[int, ...],
 ) -> torch.Tensor:
     """Return a tensor with the strides it had: sums over other strides may round otherwise."""
-    packed = _rebuild_tensor(raw, dtype, packed_shape)
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    if extent == packed.numel():
-        return packed.reshape(-1).as_strided(shape, strides)
-    value = packed.permute([order.index(dimension) for dimension in range(len(shape))])
-    if extent < packed.numel():  # elements shared one place in memory
-        return value.expand(shape)
+    return _rebuild_tensor(raw, dtype, held_shape).as_strided(shape, strides)
+
+
+def _rebuild_spread(
+    raw: np.ndarray[Any, Any],
+    dtype: torch.dtype,
+    packed_shape: tuple[int, ...],
+    extent: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> torch.Tensor:
+    """Return a tensor with the strides it had; between its elements there is nothing of use."""
     held = torch.empty(extent, dtype=dtype)
-    held.as_strided(value.shape, strides).copy_(value)
+    held.as_strided(packed_shape, strides).copy_(_rebuild_tensor(raw, dtype, packed_shape))
     return held.as_strided(shape, strides)
 
 
