@@ -1,0 +1,6 @@
+#pragma once
+namespace tensorflow::port {
+struct ScopedFlushDenormal {
+  ~ScopedFlushDenormal() {}
+};
+}  // namespace tensorflow::port

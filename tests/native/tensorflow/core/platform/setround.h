@@ -1,0 +1,7 @@
+#pragma once
+namespace tensorflow::port {
+struct ScopedSetRound {
+  explicit ScopedSetRound(int) {}
+  ~ScopedSetRound() {}
+};
+}  // namespace tensorflow::port

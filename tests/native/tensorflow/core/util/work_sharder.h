@@ -1,0 +1,7 @@
+#pragma once
+namespace tensorflow {
+struct ScopedPerThreadMaxParallelism {
+  explicit ScopedPerThreadMaxParallelism(int) {}
+  ~ScopedPerThreadMaxParallelism() {}
+};
+}  // namespace tensorflow
