@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler  #
 from intune_callbacks.pipelines.find import find  # noqa: E402
 
 FEW = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+FEW_THREADS = pytest.mark.parametrize("workers", [0, 2])
 ROWS, BATCH = 64, 4
 
 
@@ -419,6 +420,51 @@ class Bad(Rows):
         if i == 13:
             raise KeyError("the user's own error")
         return super().__getitem__(i)
+
+
+@FEW_THREADS
+def test_two_threads_that_set_numbers_at_once_take_over_once(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    loader = DataLoader(Rows(), batch_size=BATCH, num_workers=workers)
+    pipeline = find(loader, workers_kind="thread").pipeline
+    pipeline.prepare()
+    engine = type(pipeline._engines).engine
+
+    def slowly(*arguments):
+        time.sleep(0.2)
+        return engine(*arguments)
+
+    monkeypatch.setattr(type(pipeline._engines), "engine", slowly)
+    iterator = pipeline.adopt(iter(loader))
+    seen = next(iterator).flatten().tolist()
+    threads = [threading.Thread(target=pipeline.resize, args=({"load": n, "load.window": 8},)) for n in (3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen += [value for batch in iterator for value in batch.flatten().tolist()]
+    pipeline.close()
+    assert seen == list(range(ROWS))
+
+
+@FEW_THREADS
+def test_numbers_that_come_during_a_fetch_are_in_force_after_it(workers: int) -> None:
+    """Keras fetches from a DataLoader in a thread of TensorFlow's, while the training thread decides."""
+    loader = DataLoader(Rows(sleep_s=0.05), batch_size=BATCH, num_workers=workers)
+    pipeline = find(loader, workers_kind="thread").pipeline
+    pipeline.prepare()
+    iterator, seen = pipeline.adopt(iter(loader)), []
+    thread = threading.Thread(target=lambda: seen.extend(torch.cat(list(iterator)).flatten().tolist()))
+    thread.start()
+    time.sleep(0.1)
+    begin_s = time.perf_counter()
+    pipeline.resize({"load": 6, "load.window": 12})
+    assert time.perf_counter() - begin_s < 0.15
+    while thread.is_alive() and len(engines()) < 6:
+        time.sleep(0.005)
+    assert len(engines()) >= 6
+    thread.join()
+    pipeline.close()
+    assert seen == list(range(ROWS))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

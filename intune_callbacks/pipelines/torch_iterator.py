@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from intune_callbacks.pipelines.workers import ProcessPool
 
 __all__ = ["LoaderIterator"]
 
+_NONE = object()
+
 
 class LoaderIterator:
     """What the loader's `iter()` returns; nothing holds it but its user, so dropping it ends it.
@@ -22,6 +25,9 @@ class LoaderIterator:
     At first the stock iterator delivers, untouched and feeding itself, and is only timed. When other numbers than the
     user's are wanted, ours is started and only then nothing more is sent to the stock workers: what they have in
     flight is delivered, and ours goes on where their sampler is.
+
+    One thread may fetch while another sets numbers (Keras fetches from a DataLoader in a thread of TensorFlow's): who
+    comes during a fetch from the stock iterator leaves it to that fetch to put them into force.
 
     Args:
         engines: what all iterators of the loader share.
@@ -38,6 +44,8 @@ class LoaderIterator:
         self.pool: ProcessPool | None = None
         self._base_seed, self._number = 0, 0
         self._ended = False
+        self._turn = threading.Lock()
+        self._is_put_off = False
         if stock is not None:
             self._base_seed, self._number = stock._base_seed, stock._num_yielded
             engines.watch.begin(stock)
@@ -81,29 +89,42 @@ class LoaderIterator:
         return len(self._engines.loader)
 
     def __next__(self) -> Any:
-        engine = self.engine
         try:
-            batch = self._engines.watch.fetch(self._stock) if engine is None else self._next(engine)
+            with self._turn:
+                batch = self._from_stock()
+                if self._is_put_off:
+                    self._apply_guarded()
+                engine = self.engine
+            if batch is _NONE:
+                batch = next(engine)  # type: ignore[arg-type]
+                self._number += 1
         except StopIteration:
             self._finish()
             raise
-        self._number += 1
         self._engines.delivered += 1
         return batch
 
-    def _next(self, engine: ElasticMap[Any]) -> Any:
+    def _from_stock(self) -> Any:
+        """Return what the stock iterator delivers, and `_NONE` when it is ours that delivers."""
+        engines, engine = self._engines, self.engine
+        if engine is None:
+            batch = engines.watch.fetch(self._stock)
+            self._number += 1
+            return batch
         if self._stock is not None:
             # What the stock iterator still has in flight comes first.
-            if engine.workers < self._engines.workers:
+            if engine.workers < engines.workers:
                 self._grow(engine, waiting=False)
             try:
-                return next(self._stock)
+                batch = next(self._stock)
+                self._number += 1
+                return batch
             except StopIteration:
                 self._drop_stock()
-        if engine.workers < self._engines.workers:
+        if engine.workers < engines.workers:
             engine.prime(asked=True)
             self._grow(engine, waiting=True)
-        return next(engine)
+        return _NONE
 
     # -- the numbers ---------------------------------------------------------------------------------------------
 
@@ -113,7 +134,23 @@ class LoaderIterator:
         Raises:
             Exception: no worker could be started; what delivered before goes on.
         """
+        if not self._turn.acquire(blocking=False):
+            self._is_put_off = True
+            return
+        try:
+            self._apply()
+        finally:
+            self._turn.release()
+
+    def _apply_guarded(self) -> None:
+        try:
+            self._apply()
+        except Exception as error:
+            self._engines.refused(error, self.engine)
+
+    def _apply(self) -> None:
         engines, engine = self._engines, self.engine
+        self._is_put_off = False
         if self._ended or (engine is None and engines.is_stock):
             return
         if engine is None:

@@ -86,6 +86,8 @@ class MapLoader:
         running = self._iterator()
         if running is None or running.has_ended:  # else somebody validates on the loader in mid-epoch
             self._current = weakref.ref(ours)
+            if ours.engine is None and not (self._engines.is_stock or self._closed):
+                self._apply(ours)  # another thread has set other numbers meanwhile
         return ours
 
     def _apply(self, iterator: LoaderIterator) -> None:
