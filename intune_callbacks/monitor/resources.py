@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,7 +72,7 @@ class MachineProbe:
         self._memories = [memory for group in groups if (memory := _memory(group)) is not None]
 
     def read(self) -> Resources:
-        """Return what there is right now; the first call also measures the memory bandwidth (some 20 ms)."""
+        """Return what there is right now; the memory bandwidth from when it has been measured, beside the training."""
         limit_bytes, used_bytes = self._read_memory()
         idle = self._idle.read()
         return Resources(
@@ -80,7 +82,7 @@ class MachineProbe:
             shm_free_bytes=_free_bytes(self._shm),
             gpu_utilisation=self._gpu.read(),
             cpu_clock_hz=cpu_clock_hz(),
-            dram_bytes_per_s=dram_bytes_per_s(),
+            dram_bytes_per_s=next(iter(_bandwidth()), 0.0),
             cpus_idle=None if idle is None else idle / self._local_ranks,
             local_ranks=self._local_ranks,
         )
@@ -245,6 +247,18 @@ def cpu_clock_hz() -> float:
     except (OSError, NotImplementedError, AttributeError, RuntimeError):
         return 0.0
     return 1e6 * (clock.max or clock.current) if clock else 0.0
+
+
+@functools.cache
+def _bandwidth() -> list[float]:
+    """Measure the memory bandwidth in a thread: it takes up to 60 ms. The list is empty until that is done."""
+    import numpy as np  # noqa: F401 - an import in the thread would be half done in a child forked meanwhile
+
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.append(dram_bytes_per_s()), name="intune-bandwidth", daemon=True)
+    with contextlib.suppress(RuntimeError):  # no thread to be had
+        thread.start()
+    return found
 
 
 @functools.cache
