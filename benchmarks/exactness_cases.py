@@ -269,8 +269,8 @@ def _adapters() -> Iterator[Adapter]:
         map_style,
         True,
     )
-    yield Adapter("DataLoader iterable", 3, lambda n, s: Elastic(iterable(n, s), "process", PROCESSES), iterable, False)
-    yield Adapter("StatefulDataLoader", 3, lambda n, s: Elastic(stateful(n, s), "process", PROCESSES), stateful, False)
+    yield Adapter("DataLoader iterable", 3, lambda n, s: Elastic(iterable(n, s), "process", PROCESSES), iterable, True)
+    yield Adapter("StatefulDataLoader", 3, lambda n, s: Elastic(stateful(n, s), "process", PROCESSES), stateful, True)
     yield Adapter(
         "torchdata thread", 15, lambda n, s: Elastic(nodes(n, 2), "thread", THREADS), lambda n, s: nodes(n, 0), True
     )
@@ -305,7 +305,7 @@ def _adapters() -> Iterator[Adapter]:
         3,
         lambda n, s: Elastic(hostile_stream(n, s), "process", PROCESSES),
         hostile_stream,
-        False,
+        True,
     )
     for method, high in (("thread", THREADS), ("process", PROCESSES)):
         yield Adapter(

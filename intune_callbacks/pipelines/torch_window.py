@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -35,6 +36,7 @@ class WindowLoader:
         self._window = (loader.prefetch_factor or 2) * loader.num_workers
         self._running: weakref.ref[Any] | None = None
         self._delivered = 0
+        self._filling = threading.Lock()
 
     def prepare(self) -> None:
         """Nothing to do before the first `iter()`."""
@@ -55,7 +57,11 @@ class WindowLoader:
 
     def _fill(self, running: weakref.ref[Any]) -> None:
         """Send out work until the window is full, through the iterator's own method."""
-        iterator: Any = running()
+        # One thread may fetch while another sets the window: two at once would draw the same indices.
+        with self._filling:
+            self._fill_alone(running())
+
+    def _fill_alone(self, iterator: Any) -> None:
         while self._in_flight(iterator) < self._window:
             sent, factor = iterator._send_idx, iterator._prefetch_factor
             # The stock method asserts outstanding <= prefetch_factor * workers, for this one call too low a limit.
