@@ -6,7 +6,7 @@ import multiprocessing
 import pickle
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -155,13 +155,35 @@ def carry_tensor(value: Any) -> Any:
 def _carry_strided(value: torch.Tensor) -> Any:
     """Send the part of the storage that a view looks at; only its elements where most of that part is not its own."""
     shape, strides = tuple(value.shape), value.stride()
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    extent = _extent(shape, strides)
     if extent <= 2 * value.numel():
         return _rebuild_strided, (*carry_tensor(value.as_strided((extent,), (1,)))[1], shape, strides)
     for dimension, stride in enumerate(strides):
         if stride == 0:  # expanded
             value = value.narrow(dimension, 0, 1)
-    return _rebuild_spread, (*carry_tensor(value.contiguous())[1], extent, shape, strides)
+    return _rebuild_spread, (*carry_tensor(value.contiguous())[1], shape, _nearer(shape, strides))
+
+
+def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def _nearer(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Return strides with smaller gaps: dimensions in the same order, next to each other only where they were.
+
+    By that the kernels choose the order in which they add; how wide a gap is, they do not ask.
+    """
+    near, known = list(strides), -1
+    for dimension in sorted(range(len(shape)), key=lambda dimension: strides[dimension]):
+        if shape[dimension] == 1 or strides[dimension] == 0:
+            continue
+        if known < 0:
+            near[dimension] = min(2, strides[dimension])
+        else:
+            is_apart = strides[dimension] != strides[known] * shape[known]
+            near[dimension] = near[known] * shape[known] + is_apart
+        known = dimension
+    return tuple(near)
 
 
 def _rebuild_strided(
@@ -179,12 +201,11 @@ def _rebuild_spread(
     raw: np.ndarray[Any, Any],
     dtype: torch.dtype,
     packed_shape: tuple[int, ...],
-    extent: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
 ) -> torch.Tensor:
-    """Return a tensor with the strides it had; between its elements there is nothing of use."""
-    held = torch.empty(extent, dtype=dtype)
+    """Return a tensor with gaps between its elements."""
+    held = torch.empty(_extent(shape, strides), dtype=dtype)
     held.as_strided(packed_shape, strides).copy_(_rebuild_tensor(raw, dtype, packed_shape))
     return held.as_strided(shape, strides)
 
