@@ -205,6 +205,10 @@ class LoaderIterator:
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Start the next epoch with the same children (`persistent_workers`), as the stock iterator does."""
+        with self._turn:
+            self._reset_alone(loader, first_iter)
+
+    def _reset_alone(self, loader: DataLoader[Any], first_iter: bool) -> None:
         engines, engine = self._engines, self.engine
         self._ended = False
         if engine is None and engines.is_stock:
