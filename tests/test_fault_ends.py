@@ -102,7 +102,7 @@ trainer.fit(Model(), DataLoader(TensorDataset(torch.arange(160.0).view(160, 1)),
 def test_a_rank_that_dies_takes_the_others_and_all_workers_with_it(epoch: int, batch: int) -> None:
     pytest.importorskip("lightning")
     mark = f"rank-{os.getpid()}-{time.monotonic_ns()}"
-    variables = {**os.environ, "INTUNE_TEST_MARK": mark}
+    variables = {**os.environ, "RANKS_MARK": mark}
     begin_s = time.monotonic()
     command = [sys.executable, "-c", RANKS, str(epoch), str(batch)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=variables)
@@ -114,7 +114,7 @@ def test_a_rank_that_dies_takes_the_others_and_all_workers_with_it(epoch: int, b
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("INTUNE_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                if process.environ().get("RANKS_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process.pid)
             except psutil.Error:
                 continue
