@@ -105,7 +105,7 @@ class Net:
         self._totals = StepTotals()
         # What was left last: the windows since are compared with it, for the machine may have been slow meanwhile.
         self._suspect: _Trial | None = None
-        self._since: list[float] = []
+        self._since: deque[float] = deque(maxlen=WINDOWS)
         self._again: tuple[Allocation, str] | None = None
 
     @property
@@ -132,7 +132,7 @@ class Net:
     def changed(self, allocation: Allocation) -> None:
         """The pipeline runs with another allocation from now on."""
         self._now = self._trials.setdefault(tuple(sorted(allocation.items())), _Trial(dict(allocation)))
-        self._since = []
+        self._since.clear()
 
     def watch(self, seen: Observation, totals: StepTotals) -> None:
         """Take one window.

@@ -293,3 +293,23 @@ def test_workers_that_start_in_each_epoch_are_no_more_than_their_start_is_worth(
     each_s = {n: 5.0 / n + 0.05 * n for n in (9, 10, 11)}
     assert min(each_s, key=lambda n: each_s[n]) == 10
     assert permit().grant({"load": 40}, seen(epoch_batches=50))[0] == {"load": 40}, "persistent workers"
+
+
+def test_a_run_that_settled_long_ago_holds_no_more_than_before() -> None:
+    import tracemalloc
+
+    pipeline = FakePipeline({"decode": Work(0.01)}, FakeMachine())
+    loop, tuner = FakeLoop(pipeline), tuned(pipeline, Wish(), decide_every_s=0.0, decide_every_batches=1)
+
+    def held_after(decisions: int) -> int:
+        while decisions:
+            loop.step()
+            decisions -= tuner.batch(loop.totals, 32) is not None
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        first = held_after(2_000)  # by then the history has what it keeps
+        assert held_after(4_000) - first < 40_000
+    finally:
+        tracemalloc.stop()
