@@ -28,6 +28,8 @@ SENT_AFTER_S, GONE_WITHIN_S = 0.1, 12.0
 def train(name: str, which: signal.Signals, moment: str, report: int) -> None:
     """Train until the signal, which comes while the loop waits for the item of that moment."""
     os.setpgid(0, 0)
+    # A job that a shell began in the background has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     adapter, (epoch, item) = matrix.ADAPTERS[name], matrix.MOMENTS[moment]
     matrix.PLAN.update(at=(epoch, item), what="slow")
 
