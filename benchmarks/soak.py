@@ -224,7 +224,8 @@ def training(kind: str, seconds: float, seed: int, looks: int = 60) -> dict[str,
                 stages = pipeline.stages()
                 pipeline.resize({s.name: choices.randint(max(1, s.low), min(6, s.high)) for s in stages})
                 resizes += 1
-            if epoch >= 0 and time.perf_counter() - begin > seconds * (len(readings) + 1) / looks:
+            due_s = seconds * (len(readings) + 1) / looks
+            if epoch >= 0 and len(readings) < looks and time.perf_counter() - begin > due_s:
                 readings.append(read())
         epochs, wrong = epochs + 1, wrong + (number != items)
         if epoch < 0:

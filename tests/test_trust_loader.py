@@ -25,6 +25,7 @@ from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E40
 
 from intune_callbacks import ConfigError  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
+from intune_callbacks.monitor.idle import IdleCpus  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
 from intune_callbacks.pipelines.torch_workers import _rebuild_spread, carry_tensor  # noqa: E402
 
@@ -146,7 +147,8 @@ class Slow(Bound):
         return super().__getitem__(i)
 
 
-def test_the_report_says_what_to_write() -> None:
+def test_the_report_says_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IdleCpus, "read", lambda self: 2.0)  # where all are busy no worker is advised
     steps, report = fit(DataLoader(Slow(), batch_size=4))
     assert steps == 120
     assert report["causes"][0]["kind"] == "loader"
