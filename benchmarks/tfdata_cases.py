@@ -163,9 +163,9 @@ class LiveData(Loop):
         dataset = dataset.prefetch(AUTOTUNE if split is None else PREFETCH)
         options = tf.data.Options()
         options.deterministic = system.ordered
+        # What TensorFlow would find on a machine of that size; ours begins with it, too.
+        options.threading.private_threadpool_size = max(cpus, *(split or {"": 0}).values())
         if system.policy is None:
-            # What TensorFlow would find on a machine of that size.
-            options.threading.private_threadpool_size = max(cpus, *(split or {"": 0}).values())
             options.autotune.enabled = split is None
             options.autotune.cpu_budget = cpus
             algorithm = getattr(tf.data.experimental.AutotuneAlgorithm, system.algorithm)
