@@ -33,6 +33,9 @@ LEAST_MARGIN, LEAST_NOISE, MOST_NOISE = 0.015, 0.01, 0.3
 SPREADS = 2.0
 """Standard errors by which an allocation has to differ to be better or worse."""
 SAME_CPUS = 0.01
+STEADY, MOST_UNSTEADY = 2.0, 10
+"""By what factor a stage may make more or fewer items per batch delivered than it usually does, and how many windows of
+an allocation are not counted for that reason: they fill buffers, or deliver what another allocation had made."""
 SHIFT, SHIFT_SPREADS = 0.1, 2.5
 """A change of ln(seconds per batch) that two windows in a row show at an unchanged allocation, and in spreads of it."""
 
@@ -107,6 +110,9 @@ class Net:
         self._suspect: _Trial | None = None
         self._since: deque[float] = deque(maxlen=WINDOWS)
         self._again: tuple[Allocation, str] | None = None
+        # Items each stage made per batch delivered, window by window.
+        self._made: dict[str, deque[float]] = {}
+        self._unsteady = MOST_UNSTEADY
 
     @property
     def best(self) -> Allocation:
@@ -133,6 +139,7 @@ class Net:
         """The pipeline runs with another allocation from now on."""
         self._now = self._trials.setdefault(tuple(sorted(allocation.items())), _Trial(dict(allocation)))
         self._since.clear()
+        self._unsteady = 0
 
     def watch(self, seen: Observation, totals: StepTotals) -> None:
         """Take one window.
@@ -150,6 +157,9 @@ class Net:
         if seen.batches < 1 or running_s <= 0.0:
             return
         self._workers = frozenset(stage.name for stage in seen.stages if stage.unit == "workers")
+        if not self._is_steady(seen):
+            self._charge(totals)
+            return
         if self._now is None:
             self.changed(seen.allocation)
         assert self._now is not None
@@ -238,6 +248,18 @@ class Net:
         if self._gain(now, best) > -LEAST_MARGIN:
             self._best = now
 
+    def _is_steady(self, seen: Observation) -> bool:
+        """Return whether the window's batches were made in it, or as good as: see `STEADY`."""
+        made = {name: rate.items / seen.batches for name, rate in seen.rates.items()}
+        usual = {name: median(self._made[name]) for name in made if name in self._made}
+        ratios = [made[name] / usual[name] for name in usual if usual[name] > 0.0]
+        for name, items in made.items():
+            self._made.setdefault(name, deque(maxlen=WINDOWS)).append(items)
+        if self._unsteady >= MOST_UNSTEADY or all(1.0 / STEADY <= ratio <= STEADY for ratio in ratios):
+            return True
+        self._unsteady += 1
+        return False
+
     def _learn_start(self, now: _Trial, seen: Observation, totals: StepTotals) -> None:
         now.epoch_batches = float(seen.epoch_batches or math.inf)
         if totals.epochs > max(1, self._totals.epochs):
@@ -276,9 +298,10 @@ class Net:
         """Add what the batches since the last window took longer than under the best allocation."""
         before, self._totals = self._totals, totals
         steps, best, start = totals.steps - before.steps, self._best, self._start
-        if start is not None and start.logs and self._now is not None and self._now is not start:
-            self._saved_s += max(0.0, steps * (start.batch_s - self._now.batch_s))
-        if best is None or self._now is best or steps < 0 or not best.logs:
+        now = self._now
+        if start is not None and start.logs and now is not None and now.logs and now is not start:
+            self._saved_s += max(0.0, steps * (start.batch_s - now.batch_s))
+        if best is None or now is best or steps < 0 or not best.logs:
             return
         spent_s = totals.wait_s + totals.model_s - before.wait_s - before.model_s
         self.harm_s = max(0.0, self.harm_s + spent_s - steps * best.batch_s)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.monitor.wait import StepTotals
-from intune_callbacks.net import MOST_HARM, Net
+from intune_callbacks.net import ENOUGH, MOST_HARM, MOST_UNSTEADY, Net
 from intune_callbacks.permit import Permit
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation, Observation, Proposal, Resources, Stage, StageRates
@@ -248,6 +248,54 @@ def seen(current: int = 4, wait: float = 0.8, **more: Any) -> Observation:
     stage = Stage("load", "cpu", "workers", 0, 64, current, startup_s=more.pop("startup_s", 0.0))
     known = {"wait_frac": wait, "remaining_s": 600.0, "latency_s": 0.1, "rates": {"load": rates}}
     return observation((stage,), **(known | more))
+
+
+def window(net: Net, current: int, batches: int, made: int) -> None:
+    """One second in which so many batches were delivered, and so many items made."""
+    rates = StageRates(made, made / batches, 0.1, 0.001, 0.1, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    before = net._totals
+    totals = StepTotals(before.steps + batches, before.wait_s + 0.8, before.model_s + 0.2, 0.0, before.wall_s + 1.0)
+    net.watch(seen(current, batches=batches, elapsed_s=1.0, rates=rates), totals)
+
+
+def started(current: int = 4) -> Net:
+    net = Net()
+    for _ in range(4):
+        window(net, current, 10, 10)
+    return net
+
+
+def test_windows_that_fill_buffers_are_no_failure() -> None:
+    net = started()
+    net.changed({"load": 16})
+    for _ in range(3):
+        window(net, 16, 1, 30)
+        assert net.back() is None
+    for _ in range(3):
+        window(net, 16, 40, 40)
+    assert net.best == {"load": 16}
+
+
+def test_what_another_allocation_made_does_not_count() -> None:
+    net = started()
+    net.changed({"load": 2})
+    for _ in range(3):
+        window(net, 2, 50, 2)
+    assert net.best == {"load": 4}, "fifty batches a second came out of the buffers"
+    for _ in range(3):
+        window(net, 2, 5, 5)
+    back = net.back()
+    assert back is not None and back.allocation == {"load": 4}
+
+
+def test_a_pipeline_that_is_never_steady_is_caught_all_the_same() -> None:
+    net = started()
+    net.changed({"load": 16})
+    took = 0
+    while net.back() is None:
+        window(net, 16, 1, 30)
+        took += 1
+    assert ENOUGH < took <= MOST_UNSTEADY + ENOUGH
 
 
 def permit(own: int = 4) -> Permit:
