@@ -250,12 +250,16 @@ class Net:
 
     def _is_steady(self, seen: Observation) -> bool:
         """Return whether the window's batches were made in it, or as good as: see `STEADY`."""
-        made = {name: rate.items / seen.batches for name, rate in seen.rates.items()}
-        usual = {name: median(self._made[name]) for name in made if name in self._made}
-        ratios = [made[name] / usual[name] for name in usual if usual[name] > 0.0]
-        for name, items in made.items():
-            self._made.setdefault(name, deque(maxlen=WINDOWS)).append(items)
-        if self._unsteady >= MOST_UNSTEADY or all(1.0 / STEADY <= ratio <= STEADY for ratio in ratios):
+        is_steady = True
+        workers = {stage.name: stage.current for stage in seen.stages}
+        for name, rate in seen.rates.items():
+            made = self._made.setdefault(name, deque(maxlen=WINDOWS))
+            expected = median(made) * seen.batches if made else 0.0
+            # What the workers hold at both ends of a window makes a few items more or less.
+            if expected and abs(rate.items - expected) > workers.get(name, 0):
+                is_steady &= 1.0 / STEADY <= rate.items / expected <= STEADY
+            made.append(rate.items / seen.batches)
+        if is_steady or self._unsteady >= MOST_UNSTEADY:
             return True
         self._unsteady += 1
         return False

@@ -288,6 +288,17 @@ def test_what_another_allocation_made_does_not_count() -> None:
     assert back is not None and back.allocation == {"load": 4}
 
 
+def test_slow_items_are_counted_though_some_are_under_way_at_the_ends_of_a_window() -> None:
+    net = Net()
+    for _ in range(4):
+        window(net, 4, 4, 4)
+    net.changed({"load": 8})
+    for made in (3, 0):
+        assert net.back() is None
+        window(net, 8, 1, made)
+    assert net.back() is not None
+
+
 def test_a_pipeline_that_is_never_steady_is_caught_all_the_same() -> None:
     net = started()
     net.changed({"load": 16})
