@@ -290,7 +290,8 @@ def test_model_jump_is_near_the_best_on_average() -> None:
         work = {
             f"s{i}": Work(
                 draw.uniform(0.02, 0.5), draw.choice([0.05, 0.5, 0.9, 1.0]), draw.choice([0.0, 0.0, 1.0]),
-                draw.choice([0.0, 0.3, 0.9]), draw.choice([0.25, 1.0, 4.0]), workers=draw.randint(1, 4), window=6, high=32,
+                draw.choice([0.0, 0.3, 0.9]), draw.choice([0.25, 1.0, 4.0]),
+                workers=draw.randint(1, 4), window=6, high=32,
             )
             for i in range(draw.randint(1, 5))
         }  # fmt: skip
