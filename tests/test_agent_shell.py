@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from views import a_network, plain, roomy, row_of
+from views import a_network, a_view, plain, roomy, row_of
 
 from intune_callbacks.agent.features import OF_SLOT
 from intune_callbacks.agent.moves import STAY
@@ -389,3 +389,17 @@ def test_more_workers_than_cpus_that_are_not_given_up_are_asked_for_once() -> No
         asked += int((value != view.value).any())
         env.step(view.value, view.window)
     assert 1 <= asked < 15
+
+
+def test_a_stroke_of_luck_is_not_waited_for_for_ever() -> None:
+    # What windows had held comes out at once: each allocation gives six times as much when it begins.
+    shell, cost = Shell(wants(3), ShellConfig(burst=5)), np.array([[0.1, 0.4, 0.2]])
+    view, met, phases = a_view([2.0, 2.0, 2.0], cost, cpus=64.0), {(2.0, 2.0, 2.0)}, []
+    for _ in range(60):
+        value, _ = shell.act(view)
+        phases.append(int(shell.phase[0]))
+        allocation = tuple(value[0].tolist())
+        view = a_view(value, cost, cpus=64.0, rate=10.0 if allocation in met else 60.0)
+        met.add(allocation)
+    # Three allocations are remembered beside the present one, and three decisions are enough for each.
+    assert phases.count(CONFIRM) <= 15 and HOLD in phases

@@ -170,6 +170,9 @@ class Track:
             self.mean[:, 0] = np.where(moved, np.where(again, self.mean[rows, at], NOBODY), self.mean[:, 0])
             self.count[:, 0] = np.where(moved, np.where(again, self.count[rows, at], 0.0), self.count[:, 0])
             self.value[:, 0] = np.where(moved[:, None], view.value, self.value[:, 0])
+            # Only column 0 goes on: what it gave once, left beside it, would be hoped for as long as it is in force.
+            k = rows[moved & again]
+            self.mean[k, at[k]], self.count[k, at[k]] = NOBODY, 0.0
         # What an allocation gives in the decision of a resize belongs to neither machine.
         up = view.alive & ~self.resized
         steady = up & ~moved & (self.count[:, 0] > 1.0)
