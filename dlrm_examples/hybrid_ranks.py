@@ -21,7 +21,7 @@ from intune_callbacks.errors import InTuneError
 __all__ = ["RankFailed", "run_ranks"]
 
 GRACE_S = 3.0
-FAILED = "failed-"
+FAILED, DONE = "failed-", "done-"
 
 
 class RankFailed(InTuneError, RuntimeError):
@@ -74,6 +74,7 @@ def _rank(
         result = function(rank, *arguments)
         if rank == 0:
             (Path(folder) / "result").write_bytes(pickle.dumps(result))
+        (Path(folder) / f"{DONE}{rank}").touch()
     except BaseException:
         # Now: the others fail in turn when this process is gone, and the first is the one to blame.
         (Path(folder) / f"{FAILED}{rank}").write_text(traceback.format_exc(), encoding="utf-8")
@@ -98,16 +99,17 @@ def _supervise(ranks: list[BaseProcess], limit_s: float | None, folder: Path) ->
         for sentinel in ended:
             # The sentinel tells a little before the exit code is known.
             ranks[running.pop(sentinel)].join()
-        if any(process.exitcode for process in ranks):
-            raise RankFailed(f"{_first_failure(ranks, folder)}; all {len(ranks)} ranks were ended")
+        # gloo's threads now and then abort an interpreter that ends: what was done before that is done.
+        died = {rank for rank, of in enumerate(ranks) if of.exitcode and not (folder / f"{DONE}{rank}").exists()}
+        if died:
+            raise RankFailed(f"{_first_failure(ranks, died, folder)}; all {len(ranks)} ranks were ended")
 
 
-def _first_failure(ranks: list[BaseProcess], folder: Path) -> str:
+def _first_failure(ranks: list[BaseProcess], died: set[int], folder: Path) -> str:
     """Return which rank failed, and how: those that lost it while they waited for it fail as well."""
     told = {int(file.name.removeprefix(FAILED)): file for file in folder.glob(f"{FAILED}*")}
-    for rank, process in enumerate(ranks):
-        if process.exitcode and rank not in told:
-            return f"rank {rank} died with exit code {process.exitcode}"
+    for rank in sorted(died - told.keys()):
+        return f"rank {rank} died with exit code {ranks[rank].exitcode}"
     rank = min(told, key=lambda number: told[number].stat().st_mtime_ns)
     return f"rank {rank} failed:\n{told[rank].read_text(encoding='utf-8')}"
 

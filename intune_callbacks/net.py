@@ -171,6 +171,7 @@ class Net:
             # The mean difference of two normal numbers is 1.128 standard deviations.
             spread = abs(log - now.logs[-1]) / 1.128
             self._noise = min(max(0.8 * self._noise + 0.2 * spread, LEAST_NOISE), MOST_NOISE)
+        self._noise = max(self._noise, min(_luck(seen), MOST_NOISE))
         now.logs.append(log)
         self._since.append(log)
         self._follow(now)
@@ -309,3 +310,8 @@ class Net:
             return
         spent_s = totals.wait_s + totals.model_s - before.wait_s - before.model_s
         self.harm_s = max(0.0, self.harm_s + spent_s - steps * best.batch_s)
+
+
+def _luck(seen: Observation) -> float:
+    """Return the relative error to expect of a window in which busy stages made few items of unequal cost."""
+    return max([r.busy_frac * r.service_cv / math.sqrt(max(1, r.items)) for r in seen.rates.values()], default=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import os
@@ -189,6 +190,12 @@ def misbuilt() -> list[str]:
     except ConfigError as error:
         return list(error.problems)
     return []
+
+
+def aborting_at_its_end(rank: int) -> int:
+    """Return the rank; its interpreter aborts when it ends."""
+    atexit.register(os.abort)
+    return rank
 
 
 def failing(rank: int, how: str) -> int:

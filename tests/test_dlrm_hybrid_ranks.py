@@ -35,6 +35,10 @@ def test_a_failing_rank_ends_all(how: str, limit_s: float, words: str) -> None:
     assert isinstance(caught.value, InTuneError)
 
 
+def test_a_rank_that_aborts_once_its_work_is_done_has_not_failed() -> None:
+    assert run_ranks(runs.aborting_at_its_end, 2, limit_s=60.0) == 0
+
+
 def test_no_rank_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
         "from dlrm_examples.hybrid_ranks import run_ranks\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.monitor.wait import StepTotals
-from intune_callbacks.net import ENOUGH, MOST_HARM, MOST_UNSTEADY, Net
+from intune_callbacks.net import ENOUGH, IDLE, MOST_HARM, MOST_UNSTEADY, Net
 from intune_callbacks.permit import Permit
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation, Observation, Proposal, Resources, Stage, StageRates
@@ -250,18 +250,18 @@ def seen(current: int = 4, wait: float = 0.8, **more: Any) -> Observation:
     return observation((stage,), **(known | more))
 
 
-def window(net: Net, current: int, batches: int, made: int) -> None:
+def window(net: Net, current: int, batches: int, made: int, cv: float = 0.1) -> None:
     """One second in which so many batches were delivered, and so many items made."""
-    rates = StageRates(made, made / batches, 0.1, 0.001, 0.1, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    rates = StageRates(made, made / batches, 0.1, 0.001, cv, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     before = net._totals
     totals = StepTotals(before.steps + batches, before.wait_s + 0.8, before.model_s + 0.2, 0.0, before.wall_s + 1.0)
     net.watch(seen(current, batches=batches, elapsed_s=1.0, rates=rates), totals)
 
 
-def started(current: int = 4) -> Net:
+def started(current: int = 4, cv: float = 0.1) -> Net:
     net = Net()
     for _ in range(4):
-        window(net, current, 10, 10)
+        window(net, current, 10, 10, cv)
     return net
 
 
@@ -307,6 +307,18 @@ def test_a_pipeline_that_is_never_steady_is_caught_all_the_same() -> None:
         window(net, 16, 1, 30)
         took += 1
     assert ENOUGH < took <= MOST_UNSTEADY + ENOUGH
+
+
+@pytest.mark.parametrize(("cv", "windows"), [(0.1, ENOUGH), (0.9, IDLE)])
+def test_windows_of_few_unequal_items_prove_less(cv: float, windows: int) -> None:
+    # Ten items that differ by nine tenths of their mean: a fifth more or fewer of them in a second is luck.
+    net, took = started(cv=cv), 0
+    net.changed({"load": 8})
+    while net.back() is None:
+        window(net, 8, 8, 8, cv)
+        took += 1
+        assert took < 40
+    assert took == windows
 
 
 def permit(own: int = 4) -> Permit:
