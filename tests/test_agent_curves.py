@@ -97,6 +97,20 @@ def test_waiting_without_other_readings_is_half_believed_to_be_a_lock() -> None:
     assert at(reader, 4) == pytest.approx(0.3, rel=0.01)
 
 
+def test_noise_is_no_growth() -> None:
+    """A stage whose items differ much, with 6 to 28 workers: there is no reason to expect little of 64."""
+    stays, expected = [6, 6, 16, 12, 13, 11, 16, 20, 20, 28, 27, 28, 28], []
+    for draw in range(60):
+        rng = np.random.default_rng(draw)
+        readings = [0.42 * float(np.exp(0.2 * rng.normal())) for _ in stays]
+        curves = Curves(a_view([[6]], readings[0], 32.0, work_noise=0.2))
+        for n, work_s in zip(stays, readings, strict=True):
+            curves.learn(a_view([[n]], work_s, 32.0, work_noise=0.2))
+        expected.append(at(curves, 64) / at(curves, 28))
+    assert np.median(expected) == pytest.approx(1.0, abs=0.01)
+    assert np.quantile(expected, 0.9) < 1.5
+
+
 def test_restart_forgets_only_the_rows_named() -> None:
     slow, fast = a_view([[8], [8]], 0.4), a_view([[8], [8]], 0.1)
     curves = Curves(slow)

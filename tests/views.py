@@ -34,6 +34,7 @@ def a_view(value: Any, work_s: Any = 0.1, cpus: float = 16.0, **given: Any) -> V
         "work_s": work_s,
         "cpu_share": 1.0,
         "cv": 0.0,
+        "work_noise": 0.0,
         "busy": 1.0,
         "fill": 0.0,
         "window": 2.0 * value,

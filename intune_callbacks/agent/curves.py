@@ -22,6 +22,9 @@ FLOOR = 0.15
 """No stage is taken to be faster at another number of workers than this share of its present service time."""
 LEAST = 0.02
 """Smallest part of the service time that is left for a single worker."""
+DOUBT = 0.5
+"""Standard errors by which a coefficient of growth is taken to be smaller than fitted: growth that is only noise would
+forbid every larger number of workers, and what is real shows there."""
 _EYE, _EXACT = 1e-9, 1e-15
 _TINY = 1e-30
 _PRIOR = (0.02, 0.0, 0.0, 0.1, 0.0, 0.1)
@@ -45,6 +48,7 @@ class Curves:
         # Coefficient by coefficient: 3 by 3 systems written out need a tenth of the time of general ones.
         self._theta = np.zeros((3, *shape))
         self._precision = _prior(shape)
+        self._doubt = np.zeros((2, *shape))
         self._seen = np.zeros(shape, bool)
         self.constant, self.linear, self.square = np.ones(shape), np.zeros(shape), np.zeros(shape)
         """Coefficients of 1, n - 1 and n (n - 1), seconds, [N, S]; never negative."""
@@ -103,16 +107,17 @@ class Curves:
         n, c = np.maximum(view.value, 1.0), self._scale[:, None]
         one = (n - 1.0) / c
         two = n * one / c
-        precision, step = _lesson(view.work_s / self._reference_s, one, two, self._theta, self._precision)
+        precision, step, variance = _lesson(view.work_s / self._reference_s, one, two, self._theta, self._precision)
         self._precision = np.where(ok, np.stack(precision), self._precision)
         self._theta = np.where(ok, self._theta + np.stack(step), self._theta)
+        self._doubt = np.where(ok, DOUBT * view.work_noise * np.sqrt(np.stack(variance)), self._doubt)
         self._tidy(one, two)
 
     def _tidy(self, one: Floats, two: Floats) -> None:
         """Coefficients that are physical: none negative, the value at the present number of workers kept."""
         level, first, second = self._theta
         now = np.maximum(level + one * first + two * second, FLOOR * self.work_s / self._reference_s)
-        linear, square = np.maximum(self._theta[1:], 0.0)
+        linear, square = np.maximum(self._theta[1:] - self._doubt, 0.0)
         grown = linear * one + square * two
         scale = np.minimum(1.0, (1.0 - LEAST) * now / np.maximum(grown, 1e-12))
         c = self._scale[:, None]
@@ -147,8 +152,10 @@ def _prior(shape: tuple[int, ...]) -> Floats:
 
 def _lesson(
     now: Floats, one: Floats, two: Floats, theta: Floats, precision: Floats
-) -> tuple[list[Floats], list[Floats]]:
-    """Return the precision after a reading, and the step of the coefficients it asks for.
+) -> tuple[list[Floats], list[Floats], list[Floats]]:
+    """Return the precision after a reading, the step of the coefficients it asks for, and the variance of two of them.
+
+    The variances, of the linear and of the square one, are in units of that of a reading.
 
     Args:
         now: service time measured.
@@ -177,7 +184,8 @@ def _lesson(
     rest = yz - y_of_x * xz
     z_of_y = rest / pivot_y
     pivot_z = np.maximum(zz + _EYE - z_of_x * xz - z_of_y * rest, _EXACT * zz)
+    variance = [1.0 / pivot_y + z_of_y * z_of_y / pivot_z, 1.0 / pivot_z]
     y = y - y_of_x * x
     z = (z - z_of_x * x - z_of_y * y) / pivot_z
     y = y / pivot_y - z_of_y * z
-    return after, [error * (x / xx - y_of_x * y - z_of_x * z), error * y, error * z]
+    return after, [error * (x / xx - y_of_x * y - z_of_x * z), error * y, error * z], variance

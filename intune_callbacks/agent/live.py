@@ -23,7 +23,7 @@ LARGEST = 1e9
 """No unit, rate or time of a real pipeline is larger."""
 _NOBODY = StageRates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _OF_SLOT = (
-    "value", "low", "high", "weight", "work_s", "cpu_share", "cv", "busy", "fill", "window",
+    "value", "low", "high", "weight", "work_s", "cpu_share", "cv", "work_noise", "busy", "fill", "window",
     "unit_memory", "item_memory",
 )  # fmt: skip
 _OF_PIPELINE = ("rate", "demand", "cpus", "budget", "memory", "elapsed_s", "noise")
@@ -105,6 +105,7 @@ def view_of(
             work_s,
             1.0 if r.service_s <= 0 else min(1.0, r.service_cpu_s / r.service_s),
             0.0 if fit is None else fit.cv,
+            0.0 if fit is None else fit.cv / max(1, r.items) ** 0.5,
             r.busy_frac,
             fullest if r is _NOBODY else r.queue_fill,
             windows.get(s.name, 0.0),

@@ -31,6 +31,7 @@ class View:
         work_s: worker seconds for one delivered batch; 0 for buffers.
         cpu_share: CPU seconds / wall seconds of a busy worker, now.
         cv: coefficient of variation of single service times.
+        work_noise: relative error of `work_s` to expect of one window of so few items.
         busy: share of the workers' time spent computing.
         fill: how full the slot's own window or buffer is, 0..1.
         window: results the stage may hold back; 0 for buffers.
@@ -55,6 +56,7 @@ class View:
     work_s: Floats
     cpu_share: Floats
     cv: Floats
+    work_noise: Floats
     busy: Floats
     fill: Floats
     window: Floats

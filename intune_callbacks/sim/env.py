@@ -180,6 +180,7 @@ class Env:
             work_s=slots(service_s * stage_noise),
             cpu_share=slots(np.clip(now.cpu_share[:, 0] * share_noise, 0.0, 1.0)),
             cv=slots(cv),
+            work_noise=slots(m.stage_noise),
             busy=slots(busy),
             fill=slots(seen_full[:, :-1], seen_full[:, -1]),
             window=slots(self.windows),
