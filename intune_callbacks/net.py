@@ -21,8 +21,8 @@ from intune_callbacks.types import Allocation, Observation, Stage
 __all__ = ["MOST_HARM", "Net", "Return"]
 
 MOST_HARM, OF_SAVED = 0.02, 0.1
-"""Share of a run's wall time that trials which turn out worse may cost, all of them together; of the time the run has
-saved against its start another share may be spent."""
+"""Share of a run's wall time that trials which turn out worse may cost, all of them together, from a change of the machine
+on anew; of the time the run has saved against its start another share may be spent."""
 WINDOWS = 20
 """Windows of an allocation that count: older ones belong to another machine."""
 ENOUGH = 2
@@ -104,6 +104,8 @@ class Net:
         self._workers: frozenset[str] = frozenset()
         self._low = 0
         self._most_harm_s = self._saved_s = 0.0
+        # Harm and wall clock when the machine, or the pipeline, became another one.
+        self._forgotten_s = self._begin_s = 0.0
         self._cpus = 0.0
         self._totals = StepTotals()
         # What was left last: the windows since are compared with it, for the machine may have been slow meanwhile.
@@ -133,6 +135,8 @@ class Net:
         self._trials = {}
         self._now = self._best = self._start = self._suspect = self._again = None
         self._low = 0
+        # What trials cost on another machine is no reason to stay where this one leaves the run.
+        self._forgotten_s, self._begin_s = self.harm_s, self._totals.wall_s
         self.permit.forget()
 
     def changed(self, allocation: Allocation) -> None:
@@ -177,7 +181,8 @@ class Net:
         self._follow(now)
         self._acquit(now)
         self._charge(totals)
-        self._most_harm_s = MOST_HARM * (totals.wall_s + (seen.remaining_s or 0.0)) + OF_SAVED * self._saved_s
+        left_s = totals.wall_s - self._begin_s + (seen.remaining_s or 0.0)
+        self._most_harm_s = self._forgotten_s + MOST_HARM * left_s + OF_SAVED * self._saved_s
         self.permit.is_spent = self.harm_s > self._most_harm_s
         self.permit.wall_s = totals.wall_s
         self._rank()

@@ -250,12 +250,13 @@ def seen(current: int = 4, wait: float = 0.8, **more: Any) -> Observation:
     return observation((stage,), **(known | more))
 
 
-def window(net: Net, current: int, batches: int, made: int, cv: float = 0.1) -> None:
+def window(net: Net, current: int, batches: int, made: int, cv: float = 0.1, cpus: float = 8.0) -> None:
     """One second in which so many batches were delivered, and so many items made."""
     rates = StageRates(made, made / batches, 0.1, 0.001, cv, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     before = net._totals
     totals = StepTotals(before.steps + batches, before.wait_s + 0.8, before.model_s + 0.2, 0.0, before.wall_s + 1.0)
-    net.watch(seen(current, batches=batches, elapsed_s=1.0, rates=rates), totals)
+    machine = Resources(cpus, 1 << 34, 1 << 30)
+    net.watch(seen(current, batches=batches, elapsed_s=1.0, rates=rates, resources=machine), totals)
 
 
 def started(current: int = 4, cv: float = 0.1) -> Net:
@@ -319,6 +320,17 @@ def test_windows_of_few_unequal_items_prove_less(cv: float, windows: int) -> Non
         took += 1
         assert took < 40
     assert took == windows
+
+
+def test_a_machine_that_changed_is_adapted_to_whatever_trials_have_cost_before() -> None:
+    net = started()
+    net.changed({"load": 8})
+    for _ in range(20):
+        window(net, 8, 1, 1)
+    assert net.permit.is_spent
+    for _ in range(2):
+        window(net, 8, 1, 1, cpus=32.0)
+    assert not net.permit.is_spent
 
 
 def permit(own: int = 4) -> Permit:
