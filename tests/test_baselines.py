@@ -181,6 +181,19 @@ def test_what_fills_a_wider_window_is_not_taken_for_demand() -> None:
     assert fitter.fits()["a"].items_per_batch == pytest.approx(3.0), "what lasts is demand"
 
 
+def test_a_long_drain_is_not_taken_for_less_demand() -> None:
+    pipeline = FakePipeline({"a": Work(0.1, workers=2, window=8)}, FakeMachine(cpus=64.0))
+    loop, fitter = FakeLoop(pipeline), Fitter()
+    for _ in range(40):
+        fitter.learn(loop.observe())
+    seen = loop.observe()
+    # A window of hundreds of results that was cut to a few: half of what is delivered was made before.
+    draining = replace(seen, rates={"a": replace(seen.rates["a"], items=seen.batches // 2)})
+    for _ in range(16):
+        fitter.learn(draining)
+    assert fitter.fits()["a"].items_per_batch == pytest.approx(1.0, abs=0.05)
+
+
 def test_counts_are_taken_while_only_a_buffer_grows() -> None:
     pipeline = FakePipeline({"a": Work(0.1, workers=2, window=64)}, FakeMachine(cpus=64.0))
     loop, fitter = FakeLoop(pipeline), Fitter()

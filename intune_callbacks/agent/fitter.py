@@ -20,7 +20,8 @@ CHANGED = 1.3
 """A stage whose service or CPU time moved by this factor, workers unchanged, does other work than before."""
 CROWDED = 0.95
 FEWEST_ITEMS = 3
-RATIO_WINDOWS, FILL_WINDOWS = 12, 3
+RATIO_WINDOWS, FILL_WINDOWS = 60, 3
+"""Windows items per batch are counted over, most of them: a deep window takes some twenty to drain."""
 DISTURBED = 0.2
 """Share of a window's batches up to which added or removed workers and room in buffers leave its counts as they are."""
 MOST_POINTS = 8
