@@ -21,8 +21,8 @@ from intune_callbacks.types import Allocation, Observation, Stage
 __all__ = ["MOST_HARM", "Net", "Return"]
 
 MOST_HARM, OF_SAVED = 0.02, 0.1
-"""Share of a run's wall time that trials which turn out worse may cost, all of them together, from a change of the machine
-on anew; of the time the run has saved against its start another share may be spent."""
+"""Share of a run's wall time that trials which turn out worse may cost, all of them together, anew from a change of the
+machine on; of the time the run has saved against its start another share may be spent."""
 WINDOWS = 20
 """Windows of an allocation that count: older ones belong to another machine."""
 ENOUGH = 2
