@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from intune_callbacks.agent.model import StageFit
@@ -20,13 +19,12 @@ CHANGED = 1.3
 """A stage whose service or CPU time moved by this factor, workers unchanged, does other work than before."""
 CROWDED = 0.95
 FEWEST_ITEMS = 3
-RATIO_WINDOWS, FILL_WINDOWS = 60, 3
-"""Windows items per batch are counted over, most of them: a deep window takes some twenty to drain."""
+RATIO_WINDOWS, FILL_WINDOWS = 120, 3
+"""Windows items per batch are counted over: so many that what a deep window fills or drains is a small part of them."""
 DISTURBED = 0.2
 """Share of a window's batches up to which added or removed workers and room in buffers leave its counts as they are."""
 MOST_POINTS = 8
 _CHANGED = math.log(CHANGED)
-_FIRST = itemgetter(0)
 
 
 class Counts(NamedTuple):
@@ -52,8 +50,8 @@ class _StageMemory:
     mean_s: float = 0.0
     variance: float = 0.0
     pooled_items: float = 0.0
-    # (items / batches, items, batches) of the last windows.
-    made: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=RATIO_WINDOWS))
+    # (items, batches) of the last windows.
+    made: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RATIO_WINDOWS))
     points: dict[int, _Point] = field(default_factory=dict)
     _ratio: float | None = None
     # Read while the CPUs were all in use: the undisturbed service time is somewhere between the two.
@@ -67,23 +65,16 @@ class _StageMemory:
     def count(self, items: int, batches: int) -> None:
         """Remember the items and batches of a window, if it had any."""
         if batches:
-            self.made.append((items / batches, items, batches))
+            self.made.append((items, batches))
             self._ratio = None
 
     @property
     def items_per_batch(self) -> float:
-        """Items per batch over the middle third of the windows: a stall of the line bends the others."""
+        """Items per batch over all the windows: while one slow item holds back the line, those behind it are made."""
         if self._ratio is None:
-            self._ratio = self._middle_ratio()
+            batches = sum([batches for _, batches in self.made])
+            self._ratio = sum([items for items, _ in self.made]) / batches if batches else 0.0
         return self._ratio
-
-    def _middle_ratio(self) -> float:
-        if not self.made:
-            return 0.0
-        order = sorted(self.made, key=_FIRST)
-        cut = len(order) // 3
-        _, items, batches = zip(*order[cut : len(order) - cut], strict=True)
-        return float(sum(items) / sum(batches))
 
 
 class Fitter:
@@ -142,7 +133,7 @@ class Fitter:
                 "mean_s": m.mean_s,
                 "variance": m.variance,
                 "pooled_items": m.pooled_items,
-                "made": [[items, batches] for _, items, batches in m.made],
+                "made": [[items, batches] for items, batches in m.made],
                 "points": [[n, p.weight, p.service_s] for n, p in m.points.items()],
                 "crowded": [[p.weight, p.service_s] for p in (m.crowded_least, m.crowded_most) if p is not None],
             }
