@@ -19,6 +19,8 @@ import numpy as np  # noqa: E402
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler  # noqa: E402
 
 from intune_callbacks.pipelines.find import find  # noqa: E402
+from intune_callbacks.pipelines.watched import Watch  # noqa: E402
+from intune_callbacks.types import Clock  # noqa: E402
 
 FEW = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 FEW_THREADS = pytest.mark.parametrize("workers", [0, 2])
@@ -530,6 +532,27 @@ def test_without_workers_the_fetch_is_timed_exactly(live: bool) -> None:
     assert BATCH * 0.001 <= seen.cpu_s / 10 < seen.busy_s / 10 - BATCH * 0.0015
     assert seen.blocked_s >= 9 * 0.005 and seen.queued == 0
     pipeline.close()
+
+
+def test_short_fetches_are_seldom_asked_for_their_cpu_time_and_long_ones_always() -> None:
+    now_s, asked = [0.0], [0]
+
+    def cpu() -> float:
+        asked[0] += 1
+        return now_s[0] / 2.0  # every fetch computes half of its time
+
+    def fetches(took_s: float):
+        for batch in range(320):
+            now_s[0] += took_s
+            yield batch
+
+    for took_s, reads in ((0.0001, 2 * 20 + 2), (0.01, 2 * 320)):
+        watch, batches = Watch(0, 1, Clock(lambda: now_s[0], cpu)), fetches(took_s)
+        asked[0] = 0
+        for _ in range(320):
+            watch.fetch(batches)
+        assert reads / 2 <= asked[0] <= reads
+        assert watch.counters.cpu_s == pytest.approx(watch.counters.busy_s / 2.0)
 
 
 @pytest.mark.parametrize("live", [True, False])
