@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from intune_callbacks.monitor.steady import Steadiness, luck
 from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.permit import Permit
 from intune_callbacks.spelling import percent
@@ -33,9 +34,6 @@ LEAST_MARGIN, LEAST_NOISE, MOST_NOISE = 0.015, 0.01, 0.3
 SPREADS = 2.0
 """Standard errors by which an allocation has to differ to be better or worse."""
 SAME_CPUS = 0.01
-STEADY, MOST_UNSTEADY = 2.0, 10
-"""By what factor a stage may make more or fewer items per batch delivered than it usually does, and how many windows of
-an allocation are not counted for that reason: they fill buffers, or deliver what another allocation had made."""
 SHIFT, SHIFT_SPREADS = 0.1, 2.5
 """A change of ln(seconds per batch) that two windows in a row show at an unchanged allocation, and in spreads of it."""
 
@@ -112,9 +110,7 @@ class Net:
         self._suspect: _Trial | None = None
         self._since: deque[float] = deque(maxlen=WINDOWS)
         self._again: tuple[Allocation, str] | None = None
-        # Items each stage made per batch delivered, window by window.
-        self._made: dict[str, deque[float]] = {}
-        self._unsteady = MOST_UNSTEADY
+        self._steadiness = Steadiness()
 
     @property
     def best(self) -> Allocation:
@@ -143,7 +139,7 @@ class Net:
         """The pipeline runs with another allocation from now on."""
         self._now = self._trials.setdefault(tuple(sorted(allocation.items())), _Trial(dict(allocation)))
         self._since.clear()
-        self._unsteady = 0
+        self._steadiness.changed()
 
     def watch(self, seen: Observation, totals: StepTotals) -> None:
         """Take one window.
@@ -161,7 +157,7 @@ class Net:
         if seen.batches < 1 or running_s <= 0.0:
             return
         self._workers = frozenset(stage.name for stage in seen.stages if stage.unit == "workers")
-        if not self._is_steady(seen):
+        if not self._steadiness.is_steady(seen):
             self._charge(totals)
             return
         if self._now is None:
@@ -175,7 +171,7 @@ class Net:
             # The mean difference of two normal numbers is 1.128 standard deviations.
             spread = abs(log - now.logs[-1]) / 1.128
             self._noise = min(max(0.8 * self._noise + 0.2 * spread, LEAST_NOISE), MOST_NOISE)
-        self._noise = max(self._noise, min(_luck(seen), MOST_NOISE))
+        self._noise = max(self._noise, min(luck(seen), MOST_NOISE))
         now.logs.append(log)
         self._since.append(log)
         self._follow(now)
@@ -254,22 +250,6 @@ class Net:
         if self._gain(now, best) > -LEAST_MARGIN:
             self._best = now
 
-    def _is_steady(self, seen: Observation) -> bool:
-        """Return whether the window's batches were made in it, or as good as: see `STEADY`."""
-        is_steady = True
-        workers = {stage.name: stage.current for stage in seen.stages}
-        for name, rate in seen.rates.items():
-            made = self._made.setdefault(name, deque(maxlen=WINDOWS))
-            expected = median(made) * seen.batches if made else 0.0
-            # What the workers hold at both ends of a window makes a few items more or less.
-            if expected and abs(rate.items - expected) > workers.get(name, 0):
-                is_steady &= 1.0 / STEADY <= rate.items / expected <= STEADY
-            made.append(rate.items / seen.batches)
-        if is_steady or self._unsteady >= MOST_UNSTEADY:
-            return True
-        self._unsteady += 1
-        return False
-
     def _learn_start(self, now: _Trial, seen: Observation, totals: StepTotals) -> None:
         now.epoch_batches = float(seen.epoch_batches or math.inf)
         if totals.epochs > max(1, self._totals.epochs):
@@ -315,8 +295,3 @@ class Net:
             return
         spent_s = totals.wait_s + totals.model_s - before.wait_s - before.model_s
         self.harm_s = max(0.0, self.harm_s + spent_s - steps * best.batch_s)
-
-
-def _luck(seen: Observation) -> float:
-    """Return the relative error to expect of a window in which busy stages made few items of unequal cost."""
-    return max([r.busy_frac * r.service_cv / math.sqrt(max(1, r.items)) for r in seen.rates.values()], default=0.0)

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.monitor.steady import MOST_UNSTEADY
 from intune_callbacks.monitor.wait import StepTotals
-from intune_callbacks.net import ENOUGH, IDLE, MOST_HARM, MOST_UNSTEADY, Net
+from intune_callbacks.net import ENOUGH, IDLE, MOST_HARM, Net
 from intune_callbacks.permit import Permit
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation, Observation, Proposal, Resources, Stage, StageRates

@@ -1,0 +1,58 @@
+"""Which windows say something of an allocation, and how much: those that made what they delivered, of many items."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+from intune_callbacks.types import Observation
+
+__all__ = ["MOST_UNSTEADY", "Steadiness", "luck"]
+
+WINDOWS = 20
+STEADY, MOST_UNSTEADY = 2.0, 10
+"""By what factor a stage may make more or fewer items per batch delivered than it usually does, and how many windows of
+an allocation are not counted for that reason: they fill buffers, or deliver what another allocation had made."""
+
+
+class Steadiness:
+    """Knows what each stage usually makes for one batch delivered."""
+
+    def __init__(self) -> None:
+        # Items each stage made per batch delivered, window by window.
+        self._made: dict[str, deque[float]] = {}
+        self._unsteady = MOST_UNSTEADY
+
+    def changed(self) -> None:
+        """Another allocation is in force: for a while buffers may fill or drain."""
+        self._unsteady = 0
+
+    def is_steady(self, seen: Observation) -> bool:
+        """Return whether the batches of a window were made in it, or as good as: see `STEADY`.
+
+        Args:
+            seen: the window, with one batch at least.
+        """
+        is_steady = True
+        workers = {stage.name: stage.current for stage in seen.stages}
+        for name, rate in seen.rates.items():
+            made = self._made.setdefault(name, deque(maxlen=WINDOWS))
+            expected = median(made) * seen.batches if made else 0.0
+            # What the workers hold at both ends of a window makes a few items more or less.
+            if expected and abs(rate.items - expected) > workers.get(name, 0):
+                is_steady &= 1.0 / STEADY <= rate.items / expected <= STEADY
+            made.append(rate.items / seen.batches)
+        if is_steady or self._unsteady >= MOST_UNSTEADY:
+            return True
+        self._unsteady += 1
+        return False
+
+
+def luck(seen: Observation) -> float:
+    """Return the relative error to expect of a window's throughput, for its busy stages made few items of unequal cost.
+
+    Args:
+        seen: the window.
+    """
+    return max([r.busy_frac * r.service_cv / math.sqrt(max(1, r.items)) for r in seen.rates.values()], default=0.0)
