@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
@@ -60,6 +61,15 @@ def test_large_blocks_go_back_when_they_are_freed(how: str, given_back: bool) ->
 def test_holes_between_what_is_held_are_given_back() -> None:
     run = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, timeout=60, check=True)
     assert int(run.stdout.split()[0]) > 50_000_000
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    """What one test set going is over before the next one replaces what it calls."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "intune-trim":
+            thread.join(10.0)
 
 
 def full_windows(mode: str, item_bytes: float = 0.1 * GB) -> tuple[FakeLoop, Tuner]:
