@@ -102,8 +102,9 @@ class Net:
         self._workers: frozenset[str] = frozenset()
         self._low = 0
         self._most_harm_s = self._saved_s = 0.0
-        # Harm and wall clock when the machine, or the pipeline, became another one.
+        # Harm and wall clock when the machine became another one, and how long the one before had lasted.
         self._forgotten_s = self._begin_s = 0.0
+        self._lasted_s = math.inf
         self._cpus = 0.0
         self._totals = StepTotals()
         # What was left last: the windows since are compared with it, for the machine may have been slow meanwhile.
@@ -131,8 +132,6 @@ class Net:
         self._trials = {}
         self._now = self._best = self._start = self._suspect = self._again = None
         self._low = 0
-        # What trials cost on another machine is no reason to stay where this one leaves the run.
-        self._forgotten_s, self._begin_s = self.harm_s, self._totals.wall_s
         self.permit.forget()
 
     def changed(self, allocation: Allocation) -> None:
@@ -153,6 +152,9 @@ class Net:
         if before <= 0.0 or abs(self._cpus / before - 1.0) > SAME_CPUS:
             self.forget()
             self._totals = totals
+            # What trials cost on another machine is no reason to stay where this one leaves the run.
+            self._forgotten_s, self._lasted_s = self.harm_s, totals.wall_s - self._begin_s
+            self._begin_s = totals.wall_s
             return  # this window belongs to neither machine
         if seen.batches < 1 or running_s <= 0.0:
             return
@@ -177,8 +179,9 @@ class Net:
         self._follow(now)
         self._acquit(now)
         self._charge(totals)
-        left_s = totals.wall_s - self._begin_s + (seen.remaining_s or 0.0)
-        self._most_harm_s = self._forgotten_s + MOST_HARM * left_s + OF_SAVED * self._saved_s
+        # A machine that changed once may do so again: it is expected to stay as long as the one before.
+        stays_s = totals.wall_s - self._begin_s + min(seen.remaining_s or 0.0, self._lasted_s)
+        self._most_harm_s = self._forgotten_s + MOST_HARM * stays_s + OF_SAVED * self._saved_s
         self.permit.is_spent = self.harm_s > self._most_harm_s
         self.permit.wall_s = totals.wall_s
         self._rank()

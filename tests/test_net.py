@@ -334,6 +334,16 @@ def test_a_machine_that_changed_is_adapted_to_whatever_trials_have_cost_before()
     assert not net.permit.is_spent
 
 
+def test_a_machine_that_keeps_changing_gives_no_new_allowance_each_time() -> None:
+    net = Net()
+    for second in range(600):
+        now = 4 if second % 30 < 4 or net.permit.is_spent else 8
+        net.changed({"load": now})
+        window(net, now, 10 if now == 4 else 1, 10 if now == 4 else 1, cpus=8.0 if second // 30 % 2 else 32.0)
+    # The first machine may use what all of the run would allow; each later one is expected to stay as long as the last.
+    assert net.harm_s <= MOST_HARM * (30 + 600) + 19 * (MOST_HARM * 60 + 1.0)
+
+
 def permit(own: int = 4) -> Permit:
     rules = Permit()
     rules.begin(seen(own).stages)
