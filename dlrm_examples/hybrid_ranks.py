@@ -108,8 +108,8 @@ def _supervise(ranks: list[BaseProcess], limit_s: float | None, folder: Path) ->
 def _first_failure(ranks: list[BaseProcess], died: set[int], folder: Path) -> str:
     """Return which rank failed, and how: those that lost it while they waited for it fail as well."""
     told = {int(file.name.removeprefix(FAILED)): file for file in folder.glob(f"{FAILED}*")}
-    for rank in sorted(died - told.keys()):
-        return f"rank {rank} died with exit code {ranks[rank].exitcode}"
+    if silent := died - told.keys():
+        return f"rank {min(silent)} died with exit code {ranks[min(silent)].exitcode}"
     rank = min(told, key=lambda number: told[number].stat().st_mtime_ns)
     return f"rank {rank} failed:\n{told[rank].read_text(encoding='utf-8')}"
 

@@ -174,13 +174,10 @@ class InTuneCallback(_Callback):
         assert self._fit is not None
         self._fit.epoch_begin()
 
+    @_guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # Guarded in place: at each step, a wrapper costs as much as the rest.
-        if self._fit is not None:
-            try:
-                self._fit.batch(batch)
-            except Exception as error:
-                self._fit.give_up("on_train_batch_end", error)
+        assert self._fit is not None
+        self._fit.batch(batch)
 
     @_guarded
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

@@ -101,11 +101,10 @@ class Net:
         self._start: _Trial | None = None
         self._workers: frozenset[str] = frozenset()
         self._low = 0
-        self._most_harm_s = self._saved_s = 0.0
+        self._most_harm_s = self._saved_s = self._cpus = 0.0
         # Harm and wall clock when the machine became another one, and how long the one before had lasted.
         self._forgotten_s = self._begin_s = 0.0
         self._lasted_s = math.inf
-        self._cpus = 0.0
         self._totals = StepTotals()
         # What was left last: the windows since are compared with it, for the machine may have been slow meanwhile.
         self._suspect: _Trial | None = None
@@ -159,7 +158,7 @@ class Net:
         if seen.batches < 1 or running_s <= 0.0:
             return
         self._workers = frozenset(stage.name for stage in seen.stages if stage.unit == "workers")
-        if not self._steadiness.is_steady(seen):
+        if not self._steadiness.watch(seen):
             self._charge(totals)
             return
         if self._now is None:
@@ -173,7 +172,8 @@ class Net:
             # The mean difference of two normal numbers is 1.128 standard deviations.
             spread = abs(log - now.logs[-1]) / 1.128
             self._noise = min(max(0.8 * self._noise + 0.2 * spread, LEAST_NOISE), MOST_NOISE)
-        self._noise = max(self._noise, min(luck(seen), MOST_NOISE))
+        if len(now.logs) < IDLE:  # later its own spread is known
+            self._noise = max(self._noise, min(luck(seen), MOST_NOISE))
         now.logs.append(log)
         self._since.append(log)
         self._follow(now)

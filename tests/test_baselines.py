@@ -185,11 +185,21 @@ def test_items_behind_a_slow_one_count() -> None:
     """In order, one slow item holds back all behind it: they are made in a window that delivers next to nothing."""
     pipeline = FakePipeline({"a": Work(0.1, workers=2, window=64)}, FakeMachine(cpus=64.0))
     seen, fitter = FakeLoop(pipeline).observe(), Fitter()
-    for _ in range(8):
+    for _ in range(40):
         for batches, items in ((2, 26), (16, 10), (15, 10), (15, 2)):
             rates = {"a": replace(seen.rates["a"], items=items)}
             fitter.learn(replace(seen, rates=rates, batches=batches))
     assert fitter.fits()["a"].items_per_batch == pytest.approx(1.0, abs=0.02)
+
+
+def test_what_the_first_windows_filled_is_not_remembered() -> None:
+    pipeline = FakePipeline({"a": Work(0.1, workers=2, window=64)}, FakeMachine(cpus=64.0))
+    seen, fitter = FakeLoop(pipeline).observe(), Fitter()
+    fitter.learn(replace(seen, rates={"a": replace(seen.rates["a"], items=40 * seen.batches)}))
+    assert fitter.fits()["a"].items_per_batch == pytest.approx(40.0), "nothing else is known yet"
+    for _ in range(5):
+        fitter.learn(seen)
+    assert fitter.fits()["a"].items_per_batch == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_long_drain_is_not_taken_for_less_demand() -> None:

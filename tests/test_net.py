@@ -323,6 +323,18 @@ def test_windows_of_few_unequal_items_prove_less(cv: float, windows: int) -> Non
     assert took == windows
 
 
+def test_unequal_items_do_not_excuse_a_lasting_loss() -> None:
+    net = Net()
+    for _ in range(12):
+        window(net, 4, 20, 20, cv=1.3)
+    net.changed({"load": 3})
+    took = 0
+    while net.back() is None:
+        window(net, 3, 17, 17, cv=1.3)
+        took += 1
+        assert took < 20
+
+
 def test_a_machine_that_changed_is_adapted_to_whatever_trials_have_cost_before() -> None:
     net = started()
     net.changed({"load": 8})

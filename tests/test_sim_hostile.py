@@ -181,10 +181,11 @@ def test_being_below_the_best_so_far_is_charged() -> None:
 
 
 def test_what_a_stall_does_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="the learner is torch's")
-    from intune_callbacks.sim.lessons import Lessons
+    def unnoticed(env: HostileEnv, *moves: Any) -> Any:
+        seen = step(env, *moves)
+        env.shaken = np.zeros(len(env), bool)
+        return seen
 
-    kept = len(rewards(hostile_share=1.0))
-    stock = Lessons._reward
-    monkeypatch.setattr(Lessons, "_reward", lambda self, usable: stock(self, np.ones_like(usable)))
+    kept, step = len(rewards(hostile_share=1.0)), HostileEnv.step
+    monkeypatch.setattr(HostileEnv, "step", unnoticed)
     assert kept < len(rewards(hostile_share=1.0))

@@ -20,7 +20,8 @@ CHANGED = 1.3
 CROWDED = 0.95
 FEWEST_ITEMS = 3
 RATIO_WINDOWS, FILL_WINDOWS = 120, 3
-"""Windows items per batch are counted over: so many that what a deep window fills or drains is a small part of them."""
+"""Windows items per batch are counted over, so many that what a deep window fills or drains is a small part of them,
+and windows after a change that are not counted."""
 DISTURBED = 0.2
 """Share of a window's batches up to which added or removed workers and room in buffers leave its counts as they are."""
 MOST_POINTS = 8
@@ -50,8 +51,9 @@ class _StageMemory:
     mean_s: float = 0.0
     variance: float = 0.0
     pooled_items: float = 0.0
-    # (items, batches) of the last windows.
+    # (items, batches) of the last windows; the first ones fill buffers, and stand in until others are there.
     made: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RATIO_WINDOWS))
+    first: list[tuple[int, int]] = field(default_factory=list)
     points: dict[int, _Point] = field(default_factory=dict)
     _ratio: float | None = None
     # Read while the CPUs were all in use: the undisturbed service time is somewhere between the two.
@@ -62,18 +64,23 @@ class _StageMemory:
     def cv(self) -> float:
         return math.sqrt(self.variance) / self.mean_s if self.mean_s > 0.0 else 0.0
 
-    def count(self, items: int, batches: int) -> None:
-        """Remember the items and batches of a window, if it had any."""
-        if batches:
+    def count(self, items: int, batches: int, steady_windows: int) -> None:
+        """Remember the items and batches of a window, if it had any, the n-th since windows were filled or drained."""
+        if batches and steady_windows > FILL_WINDOWS:
             self.made.append((items, batches))
-            self._ratio = None
+        elif batches and not self.made and len(self.first) < min(2, steady_windows):
+            self.first.append((items, batches))
+        else:
+            return
+        self._ratio = None
 
     @property
     def items_per_batch(self) -> float:
         """Items per batch over all the windows: while one slow item holds back the line, those behind it are made."""
         if self._ratio is None:
-            batches = sum([batches for _, batches in self.made])
-            self._ratio = sum([items for items, _ in self.made]) / batches if batches else 0.0
+            windows = self.made or self.first
+            batches = sum([batches for _, batches in windows])
+            self._ratio = sum([items for items, _ in windows]) / batches if batches else 0.0
         return self._ratio
 
 
@@ -133,7 +140,7 @@ class Fitter:
                 "mean_s": m.mean_s,
                 "variance": m.variance,
                 "pooled_items": m.pooled_items,
-                "made": [[items, batches] for items, batches in m.made],
+                "made": [[items, batches] for items, batches in m.made or m.first],
                 "points": [[n, p.weight, p.service_s] for n, p in m.points.items()],
                 "crowded": [[p.weight, p.service_s] for p in (m.crowded_least, m.crowded_most) if p is not None],
             }
@@ -151,8 +158,7 @@ class Fitter:
                 variance=float(m["variance"]),
                 pooled_items=float(m["pooled_items"]),
             )
-            for items, batches in m["made"]:
-                memory.count(int(items), int(batches))
+            memory.made.extend((int(items), int(batches)) for items, batches in m["made"])
             memory.points = {int(n): _Point(float(weight), float(service_s)) for n, weight, service_s in m["points"]}
             if m["crowded"]:
                 memory.crowded_least, memory.crowded_most = (_Point(float(w), float(s)) for w, s in m["crowded"])
@@ -173,9 +179,7 @@ class Fitter:
         variance = (rates.service_cv * rates.service_s) ** 2 * rates.items / max(1, rates.items - 1)
         memory.variance += share * (variance - memory.variance)
         memory.mean_s += share * (rates.service_s - memory.mean_s)
-        first = not memory.made or (len(memory.made) == 1 and steady_windows > 1)
-        if first or steady_windows > FILL_WINDOWS:
-            memory.count(rates.items, batches)
+        memory.count(rates.items, batches, steady_windows)
 
     @staticmethod
     def _learn_service(memory: _StageMemory, items: int, service_s: float, workers: int) -> None:

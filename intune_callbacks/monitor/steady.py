@@ -28,8 +28,8 @@ class Steadiness:
         """Another allocation is in force: for a while buffers may fill or drain."""
         self._unsteady = 0
 
-    def is_steady(self, seen: Observation) -> bool:
-        """Return whether the batches of a window were made in it, or as good as: see `STEADY`.
+    def watch(self, seen: Observation) -> bool:
+        """Take one window, and return whether its batches were made in it, or as good as: see `STEADY`.
 
         Args:
             seen: the window, with one batch at least.

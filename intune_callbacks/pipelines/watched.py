@@ -20,9 +20,6 @@ WORKERS_KNOB, WINDOW_KNOB = "DataLoader(num_workers={})", "prefetch_factor={}"
 # A fetch that took longer than this found no batch ready.
 BLOCKED_S = 0.0005
 
-# The clock of CPU time is a system call: short fetches are asked for theirs one in so many times.
-CPU_EVERY, CPU_WORTH_S = 16, 0.0005
-
 # The workers' CPU time is read at each look at the counters, and a few times early in an epoch: they may end unseen.
 FIRST_CPU_S, LAST_CPU_S = 0.05, 1.0
 
@@ -46,7 +43,6 @@ class Watch:
         self._workers, self._window, self._clock = workers, max(1, window), clock
         self._running: weakref.ref[Any] | None = None
         self._last_s: float | None = None
-        self._fetch_s = self._cpu_share = 1.0
         self._service_s: float | None = None
         self._waited_s: float | None = None
         self._since_wait = 0
@@ -77,15 +73,11 @@ class Watch:
         """Return the next batch of `iterator`."""
         wall, counters, last_s = self._clock.wall, self.counters, self._last_s
         if not self._workers:
-            cpu = self._clock.cpu if self._fetch_s > CPU_WORTH_S or counters.items % CPU_EVERY == 0 else None
-            begin_cpu_s = cpu() if cpu is not None else 0.0
-            begin_s = wall()
+            cpu = self._clock.cpu
+            begin_s, begin_cpu_s = wall(), cpu()
             batch = next(iterator)
             self._last_s = now_s = wall()
-            self._fetch_s = fetch_s = now_s - begin_s
-            if cpu is not None:
-                self._cpu_share = min(1.0, (cpu() - begin_cpu_s) / max(fetch_s, 1e-9))
-            counters.computed(fetch_s, self._cpu_share * fetch_s, batch)
+            counters.computed(now_s - begin_s, cpu() - begin_cpu_s, batch)
             if last_s is not None:
                 counters.blocked_s += begin_s - last_s
             return batch
