@@ -67,7 +67,8 @@ class LoopTimer:
         self.untimed = (0, 0)
 
     def epoch_begin(self) -> None:
-        """An epoch begins; the first one only starts the program, and the loop stays paused."""
+        """An epoch begins; the first one starts clock and program, and the loop stays paused."""
+        self._advance()
         if self._totals.epochs:
             self.resume()
         self.is_starting = self._is_new = True

@@ -403,3 +403,16 @@ def test_a_stroke_of_luck_is_not_waited_for_for_ever() -> None:
         met.add(allocation)
     # Three allocations are remembered beside the present one, and three decisions are enough for each.
     assert phases.count(CONFIRM) <= 15 and HOLD in phases
+
+
+def test_what_no_longer_fits_the_cpus_is_not_measured_for_ever() -> None:
+    # Workers turn out to take more CPU time than they did when the best allocation was met.
+    shell, cost = Shell(wants(3), ShellConfig(burst=5)), np.array([[0.1, 0.4, 0.2]])
+    view, phases = a_view([2.0, 2.0, 2.0], cost, cpus=24.0, weight=0.7), []
+    for _ in range(60):
+        value, _ = shell.act(view)
+        phases.append(int(shell.phase[0]))
+        is_new = (value != view.value).any()
+        weight = 0.7 if BURST in (*phases[-1:], JUMP) and CONFIRM not in phases else 1.0
+        view = a_view(value, cost, cpus=24.0, weight=weight, rate=60.0 if is_new and weight < 1.0 else 10.0)
+    assert phases.count(CONFIRM) <= 15 and HOLD in phases

@@ -250,6 +250,36 @@ def test_wait_and_model_time(step_s: float, batch_s: float, low: float, high: fl
     assert -1e-6 < held < 0.1
 
 
+class Compiles(keras.layers.Layer):  # type: ignore[misc]
+    """Takes its time when the model is compiled, and none in a step."""
+
+    def call(self, x: Any) -> Any:
+        time.sleep(0.5)
+        return x
+
+
+class OwnClock(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.begin_s = time.perf_counter()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.wall_s = time.perf_counter() - self.begin_s
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_compiling_the_model_is_part_of_the_whole_run(unknown: bool) -> None:
+    callback, clock = InTuneCallback(mode="observe", **EAGER), OwnClock()
+    inputs = keras.Input((2,), batch_size=8)
+    model = keras.Model(inputs, keras.layers.Dense(1)(Compiles()(inputs)))
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(rows(unknown=unknown), verbose=0, callbacks=[callback, clock])
+    whole = callback.report["whole"]
+    assert clock.wall_s > 0.5
+    assert whole["wall_s"] == pytest.approx(clock.wall_s, rel=0.03)
+    assert whole["throughput_samples_per_s"] == pytest.approx(ROWS / clock.wall_s, rel=0.03)
+    assert whole["paused_s"] > 0.5, "a first call that compiles is neither wait nor the model's time"
+
+
 def test_the_callback_costs_little() -> None:
     class Timed(InTuneCallback):
         spent_s: list[float] = []  # noqa: RUF012

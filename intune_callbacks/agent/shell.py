@@ -128,8 +128,13 @@ class Shell(Progress):
         self.phase[refused] = HOLD
         self._held[refused], self._trusted[refused] = 0, False
         rows &= ~refused
-        score, n = track.score, np.arange(len(value))
+        n = np.arange(len(value))
+        # What would be cut to the budget is another allocation, maybe the present one: it would be measured for ever.
+        fits = (track.value * view.worker_weight[:, None]).sum(2) <= view.budget[:, None] + 1e-6
+        fits[:, 0] = True
+        score = np.where(fits, track.score, NOBODY)
         hope = track.mean + track.noise[:, None] / np.sqrt(np.maximum(track.count, 1.0))
+        hope = np.where(fits, hope, NOBODY)
         # Where the agent stopped is believed until the measurements speak against it.
         trusted = self._trusted & (hope[:, 0] >= score[:, 1:].max(1))
         hope = np.where(trusted[:, None], np.where(np.arange(hope.shape[1]) == 0, np.inf, NOBODY), hope)
