@@ -64,12 +64,14 @@ class _Trial:
         logs: ln(seconds per batch, starts of epochs left out) of its windows.
         start_s: seconds an epoch takes to start with it; expected until one was seen.
         epoch_batches: that share this start.
+        harm_s: what it has cost so far.
     """
 
     allocation: Allocation
     logs: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOWS))
     start_s: float = 0.0
     epoch_batches: float = math.inf
+    harm_s: float = 0.0
 
     @property
     def batch_s(self) -> float:
@@ -247,6 +249,8 @@ class Net:
             first = min(known, key=lambda trial: trial.batch_s)
             if first is not self._best and self._gain(first, self._best) > self._margin(first, self._best):
                 self._best = first
+                # What turned out better was no harm, whatever its first windows gave.
+                self.harm_s, first.harm_s = max(0.0, self.harm_s - max(0.0, first.harm_s)), 0.0
         now, best = self._now, self._best
         if now is None or best is None or len(now.logs) < IDLE or self._takes_more(now, best):
             return
@@ -294,7 +298,9 @@ class Net:
         now = self._now
         if start is not None and start.logs and now is not None and now.logs and now is not start:
             self._saved_s += max(0.0, steps * (start.batch_s - now.batch_s))
-        if best is None or now is best or steps < 0 or not best.logs:
+        if best is None or now is None or now is best or steps < 0 or not best.logs:
             return
         spent_s = totals.wait_s + totals.model_s - before.wait_s - before.model_s
-        self.harm_s = max(0.0, self.harm_s + spent_s - steps * best.batch_s)
+        harm_s = max(spent_s - steps * best.batch_s, -self.harm_s)
+        self.harm_s += harm_s
+        now.harm_s += harm_s

@@ -323,6 +323,18 @@ def test_windows_of_few_unequal_items_prove_less(cv: float, windows: int) -> Non
     assert took == windows
 
 
+def test_what_turned_out_better_was_no_harm() -> None:
+    net = started()
+    net.changed({"load": 8})
+    for _ in range(5):  # a slow item, of before the change
+        window(net, 8, 1, 1)
+    assert net.harm_s > 4.0
+    for _ in range(8):
+        window(net, 8, 14, 14)
+    assert net.best == {"load": 8}
+    assert net.harm_s == 0.0
+
+
 def test_unequal_items_do_not_excuse_a_lasting_loss() -> None:
     net = Net()
     for _ in range(12):
