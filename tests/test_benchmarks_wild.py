@@ -119,7 +119,7 @@ def test_pairs_are_run_in_turn_and_once(tmp_path: Path) -> None:
     report = {"verdict": "input-bound", "next": "one\ntwo", "changes": 3, "frozen": None}
     work = Played(store, {"off": 20.0, "tune": 10.0}, report)
     (row,) = pairs(work, [entry], "short", 2)
-    assert [(run["mode"], run["repeat"]) for run in store.rows] == [("off", 0), ("tune", 0), ("off", 1), ("tune", 1)]
+    assert [(run["mode"], run["repeat"]) for run in store.rows] == [("off", 0), ("tune", 0), ("tune", 1), ("off", 1)]
     assert (row["ratio"], row["min"], row["max"], row["pairs"]) == (2.0, 2.0, 2.0, 2)
     assert row["call"] == 1.5
     assert (row["losses"], row["headline"], row["next"], row["changes"]) == ("same", "-", "one / two", "3/3")
