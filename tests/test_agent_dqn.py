@@ -63,6 +63,19 @@ def test_reaches_the_best_of_a_known_pipeline(cpus: float, depth: int | None) ->
     assert not any(decision.vetoes for decision in loop.decisions)
 
 
+def test_a_model_that_stalls_for_a_window_is_no_reason_for_fewer_workers() -> None:
+    pipeline = FakePipeline({"load": Work(1.1, cpu_share=0.13, workers=4, window=8, high=128)}, FakeMachine(2.0))
+    loop, policy = FakeLoop(pipeline, model_s=0.1), Dqn()
+    decided(policy, loop, 5)
+    grown = pipeline.stages()[0].current
+    assert grown >= 12
+    loop.model_s = 0.6  # beside workers that start, or on a machine that does something else
+    decided(policy, loop, 2)
+    loop.model_s = 0.1
+    decided(policy, loop, 5)
+    assert pipeline.stages()[0].current >= grown
+
+
 def test_is_the_policy_of_a_tuner_that_is_told_nothing_else() -> None:
     loop = FakeLoop(pipeline := three_stages())
     tuner = tuner_of(pipeline)

@@ -105,7 +105,8 @@ def test_observation_keeps_the_numbers_of_the_view() -> None:
         assert seen.wait_frac == pytest.approx(max(0.0, 1.0 - view.rate[row] / view.demand[row]))
         fitter = Fitter()
         fitter.learn(seen)
-        again = view_of(seen, {f"s{slot}": float(view.weight[row, slot]) for slot in range(BUFFER)}, fitter.fits())
+        weight = {f"s{slot}": float(view.weight[row, slot]) for slot in range(BUFFER)}
+        again = view_of(seen, weight, fitter.fits(), fitter.demand)
         slots = np.flatnonzero(view.mask[row])
         for name in ("value", "low", "high", "weight", "window", "is_buffer"):
             np.testing.assert_array_equal(getattr(again, name)[0], getattr(view, name)[row, slots], err_msg=name)

@@ -80,7 +80,8 @@ class Dqn:
         if not self._fitter.is_reliable(observation):
             return Proposal(reason="measuring: some stage has made too few items to be judged")
         weight = {name: max(shares) for name, shares in self._shares.items()}
-        view = view_of(observation, weight, self._fitter.counts(), partial(self._expected, slots))
+        fitter, expected_s = self._fitter, partial(self._expected, slots)
+        view = view_of(observation, weight, fitter.counts(), fitter.demand, expected_s)
         (value,), (window,) = self._shell.act(view)
         if self._tuner is not None:
             used = (view.value * view.worker_weight).sum(1) / np.maximum(view.budget, 1e-9)

@@ -6,9 +6,10 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, NamedTuple
 
-from intune_callbacks.agent.model import StageFit
+from intune_callbacks.agent.model import StageFit, demand_batches_per_s
 from intune_callbacks.types import Allocation, Observation, StageRates
 
 __all__ = ["Counts", "Fitter", "contention"]
@@ -24,6 +25,8 @@ RATIO_WINDOWS, FILL_WINDOWS = 120, 3
 and windows after a change that are not counted."""
 DISTURBED = 0.2
 """Share of a window's batches up to which added or removed workers and room in buffers leave its counts as they are."""
+DEMAND_WINDOWS = 5
+"""Windows whose median is what the model takes: in one of them the machine may stall, or start workers."""
 MOST_POINTS = 8
 _CHANGED = math.log(CHANGED)
 
@@ -91,11 +94,19 @@ class Fitter:
         self._stages: dict[str, _StageMemory] = {}
         self._allocation: Allocation = {}
         self._steady_windows = 0
+        self._demands: deque[float] = deque(maxlen=DEMAND_WINDOWS)
+
+    @property
+    def demand(self) -> float:
+        """Batches per second the model takes if data are always there; infinity while unknown."""
+        return median(self._demands) if self._demands else math.inf
 
     def learn(self, observation: Observation) -> None:
         """Take one window into the readings."""
         slowdown, is_crowded = contention(observation)
         current = observation.allocation
+        if observation.batches:
+            self._demands.append(demand_batches_per_s(observation))
         # After a resize windows fill or drain: for a while items made are not items asked for.
         room = sum([abs(value - self._allocation.get(name, 0)) for name, value in current.items()])
         self._steady_windows = self._steady_windows + 1 if room <= DISTURBED * observation.batches else 1

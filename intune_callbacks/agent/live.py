@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 
 from intune_callbacks.agent.fitter import contention
-from intune_callbacks.agent.model import demand_batches_per_s
 from intune_callbacks.agent.view import View
 from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.types import Observation, Stage, StageRates
@@ -64,6 +63,7 @@ def view_of(
     observation: Observation,
     weight: Mapping[str, float],
     fits: Mapping[str, Counted],
+    demand: float,
     expected_s: Callable[[], Mapping[str, float]] | None = None,
 ) -> View:
     """Return one live pipeline as a `View` of one row.
@@ -72,6 +72,7 @@ def view_of(
         observation: what was measured.
         weight: worker stage -> CPUs one busy worker takes.
         fits: worker stage -> items per batch and irregularity over more than this one window.
+        demand: batches per second the model would take if data were always there.
         expected_s: asked where CPUs are short: worker stage -> worker seconds per batch known from windows in which
             CPUs were free.
     """
@@ -114,7 +115,7 @@ def view_of(
         )
     whole = [
         observation.batches_per_s,
-        demand_batches_per_s(observation),
+        demand,
         resources.cpus,
         busy_limit(resources.cpus, sum(mask) - sum(buffer)),
         resources.memory_used_bytes / limit,
