@@ -27,10 +27,12 @@ def to_set(
         nowhere.
     """
     windows = {entry["window_of"]: entry for entry in stages if entry["window_of"] is not None}
-    written = [entry for entry in stages if entry["window_of"] is None and entry.get("knob")]
+    known = [entry for entry in stages if entry["window_of"] is None and entry.get("knob")]
+    inside = [entry for entry in known if entry["knob"].startswith("#")]
+    written = [entry for entry in known if entry not in inside]
     knobs = [entry["knob"] for entry in written]
     lines: list[str] = []
-    said: set[str] = set()
+    said = {windows[entry["name"]]["name"] for entry in inside if entry["name"] in windows}
     for entry in written:
         window = windows.get(entry["name"])
         beside = window is not None and window["name"] in wanted and bool(window.get("knob"))
@@ -39,9 +41,9 @@ def to_set(
             # Two stages that are written alike are told apart by their names.
             lines.append(f"{line} ({entry['name']})" if knobs.count(entry["knob"]) > 1 else line)
             said |= {entry["name"], *([window["name"]] if window is not None else [])}
-    first = {entry["name"]: entry["first"] for entry in stages}
-    rest = [f"{name} {value} (was {first.get(name, '?')})" for name, value in wanted.items() if name not in said]
-    return lines, rest
+    was = {entry["name"]: f"was {entry['first']}" for entry in stages}
+    was |= {entry["name"]: f"{was[entry['name']]}, {entry['knob'][1:].strip()}" for entry in inside}
+    return lines, [f"{name} {value} ({was.get(name, 'was ?')})" for name, value in wanted.items() if name not in said]
 
 
 def _line(entry: Mapping[str, Any], window: Mapping[str, Any] | None, wanted: Mapping[str, int], kept: bool) -> str:

@@ -158,6 +158,8 @@ def _next(summary: Mapping[str, Any], note: str | None, last: Sequence[Cause], t
     if verdict == "too short":
         return "train longer: nothing can be said about so few steps"
     if told is None and (mode != "tune" or not summary["changes"]):
+        if last and last[0].kind == "order":
+            return last[0].sentence
         return f"nothing to change: {last[0].sentence if last else 'no gain is predicted'}"
     if mode == "observe":
         return "run with mode='tune', or mode='advise' to see what it would do"

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from intune_callbacks import plain_yaml
+from intune_callbacks.course import describe
 from intune_callbacks.errors import warn
 from intune_callbacks.files import write_whole
 from intune_callbacks.fingerprint import differences, fingerprint
-from intune_callbacks.history import Decision, describe
+from intune_callbacks.history import Decision
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation
 

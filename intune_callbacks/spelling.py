@@ -32,6 +32,7 @@ __all__ = [
     "reason_why",
     "setting",
     "short_percent",
+    "six_digits",
     "span",
     "stage_value",
     "times",
@@ -115,6 +116,13 @@ def four_digits(value: object) -> str:
     """Return a test result, of which the fourth digit counts."""
     found = number(value)
     return NOTHING if found is None else f"{found:.4f}"
+
+
+def six_digits(value: float | None) -> float | None:
+    """Return a number for a file: six digits are more than was measured, and JSON knows no infinity."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def count(many: float, noun: str) -> str:

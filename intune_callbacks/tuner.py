@@ -8,9 +8,10 @@ from typing import Any
 
 from intune_callbacks.agent.baselines import make_policy
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.course import Course, Mark
 from intune_callbacks.errors import warn
 from intune_callbacks.guard import Guard, Ruling
-from intune_callbacks.history import Course, Decision, History, Mark
+from intune_callbacks.history import Decision, History
 from intune_callbacks.monitor.freed import LARGE_BYTES, Freed
 from intune_callbacks.monitor.pace import Pace
 from intune_callbacks.monitor.resources import MachineProbe

@@ -58,7 +58,8 @@ class Stage:
             user's code can make it.
         knob: how the user writes the value, such as ``DataLoader(num_workers={})``; a window's is one more argument
             inside the brackets of its worker stage's, per worker, such as ``prefetch_factor={}``. What follows a ``#``
-            is a remark. Empty where the user has no such way.
+            is a remark; where there is nothing else, it says who wrote the value instead. Empty where the user has no
+            such way.
         startup_s: seconds the training loop waits for each worker at the start of each epoch; 0 where workers live on
             from one epoch to the next, or start beside the training.
     """
@@ -204,6 +205,7 @@ class StageRates:
         queue_fill: queued / capacity at the end of the window, 0..1.
         item_bytes: mean bytes of one result.
         worker_bytes: bytes one more worker costs.
+        stored: results by which `queued` grew in the window, negative where it shrank.
     """
 
     items: int
@@ -217,6 +219,7 @@ class StageRates:
     queue_fill: float
     item_bytes: float
     worker_bytes: float
+    stored: int = 0
 
 
 @dataclass(frozen=True, slots=True)

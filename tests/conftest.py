@@ -7,6 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+if os.environ.get("INTUNE_TEST_CORE"):
+    # The same properties are tested with all examples where everything is installed.
+    settings.register_profile("core", max_examples=20)
+    settings.load_profile("core")
 
 # Before anybody imports torch: on small arrays and busy cores its threads mostly wait for each other (a test that
 # trains a small network took 74 s with two of them, 13 s with one).

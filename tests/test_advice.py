@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +54,21 @@ def test_what_has_no_place_in_the_users_code_is_said_in_words() -> None:
         ["read 5 (was 3)", "gone 1 (was ?)"],
     )
     assert told((mapper, window), {"decode.window": 9}) == ([], ["decode.window 9 (was 2)"])
+
+
+def test_a_number_inside_a_package_has_no_line(tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    pytest.importorskip("tensorflow")
+    for name in ("a/1.txt", "b/2.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("text")
+    dataset = keras.utils.text_dataset_from_directory(str(tmp_path), batch_size=1, verbose=False)
+    code, (words,) = told(stages_of(dataset), {"map": 9})
+    assert code == []
+    assert words.startswith("map 9 (was ") and words.endswith(", inside keras.src.utils.text_dataset_utils)")
+    own = dataset.map(lambda text, label: (text, label), num_parallel_calls=3)
+    (line,), _ = told(stages_of(own), {"map#2": 9})
+    assert line.startswith(".map(map, num_parallel_calls=9)  # was 3")
 
 
 def test_two_that_are_written_alike_are_told_apart() -> None:

@@ -111,6 +111,16 @@ def test_noise_is_no_growth() -> None:
     assert np.quantile(expected, 0.9) < 1.5
 
 
+def test_a_coefficient_that_may_not_be_negative_takes_the_other_one_with_it() -> None:
+    """Storage waits of .65 s, one window of a queue that drained: 64 workers seemed to need a quarter of that at 16."""
+    readings = [(4, 0.654), (4, 0.654), (16, 0.516), (16, 0.661), (64, 0.765)]
+    curves = Curves(a_view([[4]], 0.654, 1.0, cpu_share=0.015, weight=0.015))
+    for n, work_s in readings[1:]:
+        curves.learn(a_view([[n]], work_s, 1.0, cpu_share=0.015, weight=0.015))
+    for n, work_s in ((4, 0.654), (16, 0.6), (64, 0.765)):
+        assert at(curves, n) == pytest.approx(work_s, rel=0.15)
+
+
 def test_restart_forgets_only_the_rows_named() -> None:
     slow, fast = a_view([[8], [8]], 0.4), a_view([[8], [8]], 0.1)
     curves = Curves(slow)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ tf = pytest.importorskip("tensorflow")
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from intune_callbacks.pipelines.find import find  # noqa: E402
 from intune_callbacks.pipelines.tf_rewrite import rewrite  # noqa: E402
@@ -94,3 +97,16 @@ def test_loaders() -> None:
     (pipe,) = find(DataLoader(IterableWrapper(range(9)))).hints
     assert "num_workers=0" in pipe.what
     assert find(DataLoader(list(range(9)))).hints == ()
+
+
+@pytest.mark.parametrize(
+    ("loader", "told"),
+    [
+        (lambda: DataLoader(Stream(), num_workers=1), "the dataset is iterable-style, so num_workers stays 1"),
+        (lambda: StatefulDataLoader(list(range(9)), num_workers=1), "StatefulDataLoader keeps a state per worker"),
+    ],
+)
+def test_workers_that_stay_as_they_are(loader: Callable[[], Any], told: str) -> None:
+    (hint,) = find(loader()).hints
+    assert (hint.kind, hint.stage, hint.line) == ("order", "load", "")
+    assert hint.what.startswith(told) and "it is yours to set" in hint.what

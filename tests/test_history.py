@@ -11,7 +11,8 @@ import pytest
 from fakes import observation
 
 from intune_callbacks import history as history_module
-from intune_callbacks.history import Decision, History, describe
+from intune_callbacks.course import describe
+from intune_callbacks.history import Decision, History
 from intune_callbacks.types import Stage, StageRates
 
 STAGE = Stage("decode", "cpu", "workers", 1, 8, 2)

@@ -33,6 +33,7 @@ LEVELS = {
     "agent": 3,
     "guard": 3,
     "history": 4,
+    "course": 4,
     "permit": 4,
     "net": 5,
     "tuner": 6,
@@ -54,7 +55,7 @@ LEVELS = {
     "cli": 10,
 }
 # Policies, monitor and guard know the protocol of a pipeline, never an adapter.
-ONLY_THE_PROTOCOL = ("monitor", "agent", "guard", "history")
+ONLY_THE_PROTOCOL = ("monitor", "agent", "guard", "history", "course")
 TORCH = {module for module in MODULES if module.startswith("pipelines.torch")} | {"pipelines.find", "monitor.device"}
 # Learning needs torch; deciding needs numpy only.
 LEARNING = {"agent.learner", "sim.pretrain", "sim.lessons"} | {

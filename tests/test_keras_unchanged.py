@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ pytest.importorskip("keras")
 
 import keras
 import tensorflow as tf
-from keras_runs import BATCH, EAGER, first_column, loader, rows
+from keras_runs import BATCH, EAGER, RestlessTuner, first_column, loader, rows
 from unchanged import MODES, Census, allocations, beyond
 
+from intune_callbacks import keras_fit
 from intune_callbacks.keras import InTuneCallback
 
 if keras.backend.backend() != "tensorflow":
@@ -110,8 +112,16 @@ def test_a_torch_loader_keeps_its_own_engine() -> None:
         assert "_get_iterator" not in vars(given)
 
 
-def test_tune_would_be_noticed() -> None:
-    """The comparison above can fail: with mode tune the same run has native threads, which live on for a while."""
+class Raising(RestlessTuner):
+    """Gives every stage more workers than TensorFlow has threads, which would be used before ours."""
+
+    def batch(self, totals: Any, samples: int, exposed_wait_s: float | None = None) -> None:
+        self.pipeline.resize({s.name: min(s.high, 2 * (os.cpu_count() or 1) + 2) for s in self.pipeline.stages()})
+
+
+def test_tune_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above can fail: under a tuner that changes something there are native threads of ours."""
+    monkeypatch.setattr(keras_fit, "Tuner", Raising)
     fit(DATA["fixed"]())
     off = fit(DATA["fixed"]())
     ours = fit(DATA["fixed"](), InTuneCallback(**EAGER))

@@ -392,7 +392,7 @@ def test_hints_reach_the_report_under_the_names_of_its_stages(monkeypatch: pytes
     """A loader that nothing can be changed in, but of which a line would gain: input and model take turns."""
 
     def hinted(loader: Any, **how: Any) -> Found:
-        return Found(None, "datapipes shard themselves", (Hint("no workers", "DataLoader(num_workers=1)", "workers"),))
+        return Found(None, "datapipes shard themselves", (Hint("no workers", "DataLoader(num_workers=1)", "loader"),))
 
     monkeypatch.setattr(lightning_fit, "find", hinted)
     callback = InTuneCallback(mode="advise", show_card=False, **EAGER)
@@ -405,7 +405,7 @@ def test_hints_reach_the_report_under_the_names_of_its_stages(monkeypatch: pytes
     loader = DataLoader(SlowRows(), batch_size=4)
     runs.make_trainer(LIGHTNING, callback).fit(model, loader)
     report = callback.report
-    assert report["hints"] == [asdict(Hint("no workers", "DataLoader(num_workers=1)", "workers"))]
+    assert report["hints"] == [asdict(Hint("no workers", "DataLoader(num_workers=1)", "loader"))]
     assert report["causes"][0]["kind"] == "loader" and report["causes"][0]["gain"] > 1.1
     assert report["next"].splitlines()[-1] == "DataLoader(num_workers=1)"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 
-from intune_callbacks.history import describe
+from intune_callbacks.course import describe
 from intune_callbacks.monitor.cause import Evidence, advice, causes
 from intune_callbacks.monitor.measured import Measured, measured
 from intune_callbacks.monitor.predict import WORTH, promised
@@ -124,9 +124,23 @@ def test_on_a_crowded_machine_long_items_are_no_reads() -> None:
     (cause,) = causes(crowded)
     assert (cause.kind, cause.line) == ("cpu", "")
     assert cause.sentence.startswith(
-        "the CPUs are taken by others: the input has 0.4, and 0.1 are idle; with twice as many"
+        "the CPUs are taken by the training and others: the input has 0.4, and 0.1 are idle; with twice as many"
     )
     assert advice(crowded).allocation == {}
+
+
+def test_a_wait_shorter_than_any_read_is_no_read() -> None:
+    """Workers that compute for 36 us and hand on for a CPU 41 us: nothing is read in that."""
+    tiny = window((stage("tok", 2, knob=MAP), rate(77e-6, 36e-6, items=250.0)), idle=6.0)
+    (cause,) = causes(tiny)
+    assert cause.kind == "workers" and "reads" not in cause.sentence
+
+
+def test_workers_nobody_can_look_into_are_named_all_the_same() -> None:
+    stays = Hint("its 3 workers stay as they are", kind="order", stage="load")
+    blind = replace(window((stage("load", 3, 3, sequential=True), rate(0.02, 0.01))), rates={}, stage=None)
+    assert [(c.kind, c.sentence) for c in causes(blind, Evidence((stays,)))] == [("order", stays.what)]
+    assert causes(blind) == ()
 
 
 def test_too_few_workers_for_the_cpus() -> None:
@@ -228,11 +242,13 @@ def test_items_cheaper_than_the_hand_over_stay_in_the_training_loop() -> None:
 
 
 def test_datapipes_get_a_word_about_workers() -> None:
-    hint = Hint("the datapipe has no workers", "DataLoader(num_workers=1)", "workers")
+    hint = Hint("the datapipe has no workers", "DataLoader(num_workers=1)", "loader")
     (cause,) = causes(window(wait=0.5), Evidence((hint,)))
     assert (cause.kind, cause.line) == ("loader", "DataLoader(num_workers=1)")
     assert cause.gain == pytest.approx(promised(10 / 6.0))
     assert causes(window(wait=0.5)) == ()  # it waits, and nobody knows for what
+    # Workers it has: whatever their number, batches are made beside the training, and no gain can be told.
+    assert causes(window(wait=0.5), Evidence((replace(hint, kind="workers"),))) == ()
 
 
 def test_start_up_of_workers_each_epoch() -> None:

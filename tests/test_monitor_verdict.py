@@ -53,6 +53,12 @@ def test_no_verdict_before_20_steps() -> None:
     assert settle([], steps=50).kind == "too short"
 
 
+def test_fewer_steps_are_enough_where_each_takes_seconds() -> None:
+    assert verdict(observation(0.9, batches=11)).kind == "too short"
+    assert settle([observation(0.9, batches=5), observation(0.9, batches=6)]).kind == "input-bound"
+    assert settle([observation(0.9, batches=3)] * 2).why == "6 steps were measured, a verdict needs 8"
+
+
 def test_several_short_windows_make_one_verdict() -> None:
     assert settle([observation(0.5, batches=10)]).kind == "too short"
     assert settle([observation(0.5, batches=10)] * 2).kind == "input-bound"

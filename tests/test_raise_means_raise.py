@@ -129,7 +129,11 @@ def test_tfdata_parallel_batches(native: tf_native.Native) -> None:
         while (held := pipeline.stats().stages["batch"].queued) != value and time.monotonic() < end_s:
             next(stream) if held > value else time.sleep(0.02)
         assert held == value
-        assert tf_native.load().read(pipeline._key)[1]["batch"].limit == value
+        # 0 are TensorFlow's own threads, where the window allows no more at once than wanted anyway.
+        assert tf_native.load().read(pipeline._key)[1]["batch"].limit in (
+            value,
+            0 if value <= pipeline._threads else value,
+        )
     pipeline.close()
 
 

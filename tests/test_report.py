@@ -64,7 +64,7 @@ def test_the_card_of_a_run_that_was_fed() -> None:
     assert f"decode {report['after']['allocation']['decode']}" in lines[4]
     assert "headroom" not in card and "the model alone" not in card
     assert lines[5].startswith("whole   ") and "samples/s in 20 s" in lines[5]
-    assert lines[6] == "        1 600 samples/s at last, 1 205 in the whole run"
+    assert lines[6] == "        1 600 samples/s at last, 1 341 in the whole run"
     assert lines[7].startswith("next    start the next run with decode ")
     assert max(len(line) for line in lines) < 120
 
@@ -267,7 +267,7 @@ def test_hints_are_kept_and_those_that_matter_are_on_the_card() -> None:
     report = build_report(run() | {"whole": WHOLE, "hints": [shuffle, other]})
     assert report["hints"] == [shuffle, other]
     rows = dict(card_rows(report))
-    assert rows["also"] == "shuffle holds all 50000 samples: the first batch came after 1.2 s (expected × 1.39)"
+    assert rows["also"] == "shuffle holds all 50000 samples: the first batch came after 1.2 s (expected × 1.35)"
     assert "two prefetches" not in end_card(report)
 
 

@@ -131,7 +131,7 @@ def test_what_was_held_is_held(saved: Path, tmp_path: Path, policy: str) -> None
 
 
 def test_a_short_run_goes_on_where_it_was_without_halving_the_workers_again(tmp_path: Path) -> None:
-    before = run(tmp_path, three_stages(), 12.0)
+    before = run(tmp_path, three_stages(), 8.0)
     assert plain_yaml.load((tmp_path / "found.yaml").read_text())["settled"] is False
     again = FakeLoop(three_stages())
     tuner = tuner_of(again.pipeline)

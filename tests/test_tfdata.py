@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from benchmarks.tfdata_kinds import KINDS, elements, parse, plain, rows  # noqa:
 from intune_callbacks.pipelines import tf_native  # noqa: E402
 from intune_callbacks.pipelines.check import check_pipeline  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
+from intune_callbacks.pipelines.tf_rewrite import rewrite  # noqa: E402
 from intune_callbacks.pipelines.tfdata import DatasetPipeline  # noqa: E402
 from intune_callbacks.types import Clock  # noqa: E402
 
@@ -274,3 +276,35 @@ def test_what_is_behind_a_stage_is_no_part_of_the_model_that_autotune_uses() -> 
     assert model(pipeline.dataset) == sorted([*model(stock()), "Root(1)"])
     del pipeline.dataset
     pipeline.close()
+
+
+def seconds_of(iterator: Any, batches: int) -> float:
+    begin_s = time.perf_counter()
+    for _ in range(batches):
+        next(iterator)
+    return time.perf_counter() - begin_s
+
+
+def test_small_calls_are_as_fast_again_after_down_and_up() -> None:
+    """With threads of our own they took half as long again, also with the number that was there at the start."""
+    small = tf.data.Dataset.range(10**9).map(lambda v: tf.cast(v % 31, tf.float32) * tf.ones(8), num_parallel_calls=2)
+    pipeline = tuned(small.batch(32))
+    iterator = iter(pipeline.dataset)
+    seconds_of(iterator, 500)
+    start = {stage.name: stage.current for stage in pipeline.stages()}
+    before, after = [], []
+    for _ in range(7):
+        before.append(seconds_of(iterator, 300))
+        pipeline.resize({"map": 1})
+        seconds_of(iterator, 50)
+        pipeline.resize(start)
+        seconds_of(iterator, 50)
+        after.append(seconds_of(iterator, 300))
+    assert min(after) < 1.25 * min(before)
+    pipeline.close()
+
+
+def test_a_pipeline_without_workers_is_looked_at_at_its_end_only() -> None:
+    even = tf.data.Dataset.range(100).filter(lambda v: v % 2 == 0).batch(5).prefetch(2)
+    inserted = [node for node in rewrite(even, "key", live=True).graph.graph.node if node.op == tf_native.STAGE_OP]
+    assert [node.input[0].split("/")[0].split(":")[0] for node in inserted] == ["PrefetchDataset"]

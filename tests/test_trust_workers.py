@@ -21,10 +21,11 @@ import pytest
 
 from intune_callbacks import WorkerDied
 from intune_callbacks.monitor.freed import Freed
-from intune_callbacks.pipelines import elastic, wire, workers
+from intune_callbacks.pipelines import elastic, wire, worker_cost, workers
 from intune_callbacks.pipelines.counters import Counters, nbytes
 from intune_callbacks.pipelines.elastic import ElasticMap
-from intune_callbacks.pipelines.workers import ProcessPool, WorkerMemory
+from intune_callbacks.pipelines.worker_cost import WorkerMemory
+from intune_callbacks.pipelines.workers import ProcessPool
 
 FORK = multiprocessing.get_context("fork")
 MB = 1_000_000
@@ -233,7 +234,7 @@ def test_a_look_at_the_memory_of_workers_is_not_waited_for(monkeypatch: pytest.M
         time.sleep(0.5)
         return 5.0 * MB
 
-    monkeypatch.setattr(workers, "_private_bytes", slow)
+    monkeypatch.setattr(worker_cost, "_private_bytes", slow)
     memory = WorkerMemory()
     begin_s = time.monotonic()
     assert memory.read([1, 2]) == 0.0

@@ -117,7 +117,7 @@ class Curves:
         """Coefficients that are physical: none negative, the value at the present number of workers kept."""
         level, first, second = self._theta
         now = np.maximum(level + one * first + two * second, FLOOR * self.work_s / self._reference_s)
-        linear, square = np.maximum(self._theta[1:] - self._doubt, 0.0)
+        linear, square = np.maximum(_not_negative(first, second, self._precision) - self._doubt, 0.0)
         grown = linear * one + square * two
         scale = np.minimum(1.0, (1.0 - LEAST) * now / np.maximum(grown, 1e-12))
         c = self._scale[:, None]
@@ -144,6 +144,34 @@ class Curves:
         possible = (inside >= 0.0) & (middle > 0.0)
         root = np.sqrt(np.maximum(inside, 0.0))
         return np.where(possible, 2.0 * free / np.maximum(middle + root, _TINY), np.inf)
+
+
+def _not_negative(linear: Floats, square: Floats, precision: Floats) -> Floats:
+    """Return the pair of coefficients nearest to a fitted one, in the metric of the fit, of which none is negative.
+
+    Without this a negative coefficient is cut off while the other keeps what only made up for it.
+
+    Args:
+        linear, square: as fitted.
+        precision: upper triangle of the symmetric matrix, row by row.
+    """
+    xx, xy, xz, yy, yz, zz = precision
+    xx = xx + _EYE
+    # The constant is free: what the others cost once it has followed them.
+    yy, yz, zz = yy + _EYE - xy * xy / xx, yz - xy * xz / xx, zz + _EYE - xz * xz / xx
+    yy, zz = np.maximum(yy, _EYE), np.maximum(zz, _EYE)
+    only_square = np.maximum(square + yz / zz * linear, 0.0)
+    only_linear = np.maximum(linear + yz / yy * square, 0.0)
+
+    def cost(one: Floats, two: Floats) -> Floats:
+        one, two = one - linear, two - square
+        return np.asarray(yy * one * one + 2.0 * yz * one * two + zz * two * two)
+
+    is_square = cost(np.zeros_like(linear), only_square) <= cost(only_linear, np.zeros_like(square))
+    is_fine = (linear >= 0.0) & (square >= 0.0)
+    one = np.where(is_fine, linear, np.where(is_square, 0.0, only_linear))
+    two = np.where(is_fine, square, np.where(is_square, only_square, 0.0))
+    return np.stack([one, two])
 
 
 def _prior(shape: tuple[int, ...]) -> Floats:

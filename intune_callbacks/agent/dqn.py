@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Dqn"]
 
 REMEMBERED_WINDOWS = 20
-WINDOWS_BEFORE, LONG_S = 2, 5.0
-"""Windows of the untouched pipeline, for the report's "before"; one is enough when it was that long."""
+WINDOWS_BEFORE, LONG_S = 2, 3.0
+"""Windows of the untouched pipeline before anything is changed; one is enough when it was that long."""
 
 
 class Dqn:
@@ -74,14 +74,17 @@ class Dqn:
             if self._kept.get("names") == list(names):
                 # This pipeline was measured before: there is no untouched one to look at.
                 self._shell.kept, self._windows = taken(self._kept, len(names)), WINDOWS_BEFORE
-        self._windows += 1
-        if self._windows < WINDOWS_BEFORE and observation.elapsed_s < LONG_S:
-            return Proposal(reason=f"measuring, window {self._windows} of {WINDOWS_BEFORE}")
         if not self._fitter.is_reliable(observation):
             return Proposal(reason="measuring: some stage has made too few items to be judged")
+        self._windows += 1
         weight = {name: max(shares) for name, shares in self._shares.items()}
         fitter, expected_s = self._fitter, partial(self._expected, slots)
         view = view_of(observation, weight, fitter.counts(), fitter.demand, expected_s)
+        if self._windows < WINDOWS_BEFORE:
+            self._shell.act(view)
+            # Only to learn.
+            if observation.elapsed_s < LONG_S:
+                return Proposal(reason=f"measuring, window {self._windows} of {WINDOWS_BEFORE}")
         (value,), (window,) = self._shell.act(view)
         if self._tuner is not None:
             used = (view.value * view.worker_weight).sum(1) / np.maximum(view.budget, 1e-9)

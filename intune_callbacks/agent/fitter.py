@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from intune_callbacks.agent.model import StageFit, demand_batches_per_s
-from intune_callbacks.types import Allocation, Observation, StageRates
+from intune_callbacks.agent.per_batch import ItemsPerBatch
+from intune_callbacks.types import Observation, StageRates
 
 __all__ = ["Counts", "Fitter", "contention"]
 
@@ -20,11 +21,6 @@ CHANGED = 1.3
 """A stage whose service or CPU time moved by this factor, workers unchanged, does other work than before."""
 CROWDED = 0.95
 FEWEST_ITEMS = 3
-RATIO_WINDOWS, FILL_WINDOWS = 120, 3
-"""Windows items per batch are counted over, so many that what a deep window fills or drains is a small part of them,
-and windows after a change that are not counted."""
-DISTURBED = 0.2
-"""Share of a window's batches up to which added or removed workers and room in buffers leave its counts as they are."""
 DEMAND_WINDOWS = 5
 """Windows whose median is what the model takes: in one of them the machine may stall, or start workers."""
 MOST_POINTS = 8
@@ -54,11 +50,7 @@ class _StageMemory:
     mean_s: float = 0.0
     variance: float = 0.0
     pooled_items: float = 0.0
-    # (items, batches) of the last windows; the first ones fill buffers, and stand in until others are there.
-    made: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RATIO_WINDOWS))
-    first: list[tuple[int, int]] = field(default_factory=list)
     points: dict[int, _Point] = field(default_factory=dict)
-    _ratio: float | None = None
     # Read while the CPUs were all in use: the undisturbed service time is somewhere between the two.
     crowded_least: _Point | None = None
     crowded_most: _Point | None = None
@@ -67,39 +59,24 @@ class _StageMemory:
     def cv(self) -> float:
         return math.sqrt(self.variance) / self.mean_s if self.mean_s > 0.0 else 0.0
 
-    def count(self, items: int, batches: int, steady_windows: int) -> None:
-        """Remember the items and batches of a window, if it had any, the n-th since windows were filled or drained."""
-        if batches and steady_windows > FILL_WINDOWS:
-            self.made.append((items, batches))
-        elif batches and not self.made and len(self.first) < min(2, steady_windows):
-            self.first.append((items, batches))
-        else:
-            return
-        self._ratio = None
-
-    @property
-    def items_per_batch(self) -> float:
-        """Items per batch over all the windows: while one slow item holds back the line, those behind it are made."""
-        if self._ratio is None:
-            windows = self.made or self.first
-            batches = sum([batches for _, batches in windows])
-            self._ratio = sum([items for items, _ in windows]) / batches if batches else 0.0
-        return self._ratio
-
 
 class Fitter:
     """Keeps (workers, service time, CPU time) readings of every stage and fits `StageFit` to them."""
 
     def __init__(self) -> None:
         self._stages: dict[str, _StageMemory] = {}
-        self._allocation: Allocation = {}
-        self._steady_windows = 0
+        self._per_batch = ItemsPerBatch()
         self._demands: deque[float] = deque(maxlen=DEMAND_WINDOWS)
 
     @property
     def demand(self) -> float:
-        """Batches per second the model takes if data are always there; infinity while unknown."""
-        return median(self._demands) if self._demands else math.inf
+        """Batches per second the model takes if data are always there; infinity while unknown.
+
+        Of fewer windows than `DEMAND_WINDOWS` the fastest counts: beside workers that start two in a row may be slow.
+        """
+        if len(self._demands) < DEMAND_WINDOWS:
+            return max(self._demands, default=math.inf)
+        return median(self._demands)
 
     def learn(self, observation: Observation) -> None:
         """Take one window into the readings."""
@@ -107,10 +84,7 @@ class Fitter:
         current = observation.allocation
         if observation.batches:
             self._demands.append(demand_batches_per_s(observation))
-        # After a resize windows fill or drain: for a while items made are not items asked for.
-        room = sum([abs(value - self._allocation.get(name, 0)) for name, value in current.items()])
-        self._steady_windows = self._steady_windows + 1 if room <= DISTURBED * observation.batches else 1
-        self._allocation = current
+        self._per_batch.learn(observation)
         for name, rates in observation.rates.items():
             if rates.items < 1 or rates.service_s <= 0.0 or name not in current:
                 continue
@@ -119,7 +93,7 @@ class Fitter:
             memory = self._stages.get(name)
             if memory is None:
                 memory = self._stages[name] = _StageMemory()
-            self._learn_costs(memory, rates, observation.batches, self._steady_windows)
+            self._learn_costs(memory, rates)
             if is_crowded:
                 # CPU seconds do not grow when CPUs are shared, waiting does not either: at most this is contention.
                 least_s = max(rates.service_cpu_s, rates.service_s - (slowdown - 1.0) * rates.service_cpu_s)
@@ -136,32 +110,37 @@ class Fitter:
 
     def fits(self) -> dict[str, StageFit]:
         """Return the fit of every stage that was read."""
-        return {name: _fit(memory) for name, memory in self._stages.items() if memory.items > 0.0}
+        each = self._per_batch.of_stages()
+        return {name: _fit(memory, each.get(name, 0.0)) for name, memory in self._stages.items() if memory.items > 0.0}
 
     def counts(self) -> dict[str, Counts]:
         """Return what was counted of every stage that was read: cheaper than `fits`."""
-        return {name: Counts(m.items_per_batch, m.cv) for name, m in self._stages.items() if m.items > 0.0}
+        each = self._per_batch.of_stages()
+        return {name: Counts(each.get(name, 0.0), m.cv) for name, m in self._stages.items() if m.items > 0.0}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the readings as plain numbers."""
         return {
-            name: {
-                "items": m.items,
-                "cpu_s": m.cpu_s,
-                "mean_s": m.mean_s,
-                "variance": m.variance,
-                "pooled_items": m.pooled_items,
-                "made": [[items, batches] for items, batches in m.made or m.first],
-                "points": [[n, p.weight, p.service_s] for n, p in m.points.items()],
-                "crowded": [[p.weight, p.service_s] for p in (m.crowded_least, m.crowded_most) if p is not None],
-            }
-            for name, m in self._stages.items()
+            "per_batch": self._per_batch.state_dict(),
+            "stages": {
+                name: {
+                    "items": m.items,
+                    "cpu_s": m.cpu_s,
+                    "mean_s": m.mean_s,
+                    "variance": m.variance,
+                    "pooled_items": m.pooled_items,
+                    "points": [[n, p.weight, p.service_s] for n, p in m.points.items()],
+                    "crowded": [[p.weight, p.service_s] for p in (m.crowded_least, m.crowded_most) if p is not None],
+                }
+                for name, m in self._stages.items()
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
+        self._per_batch.load_state_dict(state["per_batch"])
         self._stages = {}
-        for name, m in state.items():
+        for name, m in state["stages"].items():
             memory = self._stages[name] = _StageMemory(
                 items=float(m["items"]),
                 cpu_s=float(m["cpu_s"]),
@@ -169,13 +148,12 @@ class Fitter:
                 variance=float(m["variance"]),
                 pooled_items=float(m["pooled_items"]),
             )
-            memory.made.extend((int(items), int(batches)) for items, batches in m["made"])
             memory.points = {int(n): _Point(float(weight), float(service_s)) for n, weight, service_s in m["points"]}
             if m["crowded"]:
                 memory.crowded_least, memory.crowded_most = (_Point(float(w), float(s)) for w, s in m["crowded"])
 
     @staticmethod
-    def _learn_costs(memory: _StageMemory, rates: StageRates, batches: int, steady_windows: int) -> None:
+    def _learn_costs(memory: _StageMemory, rates: StageRates) -> None:
         if memory.items and _differs(memory.cpu_s, rates.service_cpu_s, memory.items, rates.items, memory):
             memory.points.clear()
             memory.crowded_least = memory.crowded_most = None
@@ -190,7 +168,6 @@ class Fitter:
         variance = (rates.service_cv * rates.service_s) ** 2 * rates.items / max(1, rates.items - 1)
         memory.variance += share * (variance - memory.variance)
         memory.mean_s += share * (rates.service_s - memory.mean_s)
-        memory.count(rates.items, batches, steady_windows)
 
     @staticmethod
     def _learn_service(memory: _StageMemory, items: int, service_s: float, workers: int) -> None:
@@ -240,7 +217,7 @@ def _differs(before_s: float, now_s: float, items_before: float, items_now: floa
     return moved > max(_CHANGED, 3.0 * noise)
 
 
-def _fit(memory: _StageMemory) -> StageFit:
+def _fit(memory: _StageMemory, items_per_batch: float) -> StageFit:
     points = sorted(memory.points.items())
     least, most = memory.crowded_least, memory.crowded_most
     if not points and least is not None:
@@ -261,4 +238,4 @@ def _fit(memory: _StageMemory) -> StageFit:
             serial = min(1.0, slope / work_s)
     if serial == 0.0 and least is not None and most is not None:
         work_s = min(max(work_s, least.service_s), most.service_s)
-    return StageFit(memory.items_per_batch, max(work_s, memory.cpu_s), memory.cpu_s, serial, memory.cv)
+    return StageFit(items_per_batch, max(work_s, memory.cpu_s), memory.cpu_s, serial, memory.cv)

@@ -37,7 +37,7 @@ class ShellConfig:
         usable: share of a stage's largest rate that is aimed at.
     """
 
-    jumps: tuple[int, ...] = (2, 4, 6)
+    jumps: tuple[int, ...] = (1, 3, 5)
     burst: int = 30
     again: int = 8
     patience: int = 3

@@ -25,6 +25,8 @@ Kind = Literal[
 CPUS_BUSY = 0.8
 # An item that computes for less than this share of its time waits for something.
 COMPUTES = 0.5
+# No read from a disk or a network is shorter: such a wait is for a CPU.
+LEAST_READ_S = 0.0002
 IDLE = 0.4
 ONE_CPU = (0.85, 1.1)
 BROUGHT_NOTHING = 1.03
@@ -132,7 +134,10 @@ def _limit(seen: Measured, known: Evidence) -> Cause | None:
 
 
 def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause | None:
-    hint = known.hint("workers") or known.hint("loader")
+    owned = next((one for one in seen.workers if known.hint("order", one.name)), None)
+    if stage is None and owned is not None:  # nobody can look into it, but it is the only one that can be meant
+        return _order(seen, known, owned)
+    hint = known.hint("loader")
     wait_s = seen.period_s - seen.model_s
     if stage is None:
         if hint is None or not hint.line or seen.workers:
@@ -196,9 +201,10 @@ def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     had = seen.cpus_had
     if seen.cpus <= 0.0 or seen.cpus_busy < CPUS_BUSY * had or not _knows_cpu(seen, stage):
         return None
-    busy = f"the input keeps {seen.cpus_busy:.1f} of {amount(seen.cpus)} CPUs busy"
+    busy = f"the input keeps {seen.cpus_busy:.1f} of {_cpus(seen)} busy"
     if had < CPUS_BUSY * seen.cpus:
-        busy = f"the CPUs are taken by others: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
+        taken = "the CPUs are taken by the training and others"
+        busy = f"{taken}: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
     gain = advise(seen, _most(seen, known), cpus=2 * had, share=known.share, keep=False).gain
     more = f"; with twice as many CPUs, or {stage.name!r} half as dear, expected {ratio(gain)}" if gain >= WORTH else ""
     return Cause("cpu", stage.name, busy + more)
@@ -215,7 +221,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if not _knows_cpu(seen, stage):
         many = count(stage.current, "worker")
         return Cause("workers", stage.name, f"{item} takes {moment(rate.service_s)} in {many}", line, found.gain)
-    if rate.service_cpu_s < COMPUTES * rate.service_s:
+    if rate.service_cpu_s < min(COMPUTES * rate.service_s, rate.service_s - LEAST_READ_S):
         waits = f"waits {moment(rate.service_s - rate.service_cpu_s)} for its reads"
         told = f"{item} {waits} and computes {moment(rate.service_cpu_s)}"
         if found.gain >= WORTH:
@@ -228,9 +234,11 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return Cause("storage", stage.name, told, line, found.gain)
     free = max(0.0, seen.cpus_had - seen.cpus_busy)
     told = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
-    return Cause(
-        "workers", stage.name, f"{told}, while {free:.1f} of {amount(seen.cpus)} CPUs are free", line, found.gain
-    )
+    return Cause("workers", stage.name, f"{told}, while {free:.1f} of {_cpus(seen)} are free", line, found.gain)
+
+
+def _cpus(seen: Measured) -> str:
+    return f"{amount(seen.cpus)} CPU{'s' * (seen.cpus != 1.0)}"
 
 
 def _startup(seen: Measured, known: Evidence) -> Cause | None:

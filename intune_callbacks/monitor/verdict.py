@@ -25,6 +25,8 @@ class Thresholds:
 
     Args:
         steps: fewest steps a verdict rests on.
+        long_steps: the same where they took `long_s` seconds together: in a step of seconds no noise hides a wait.
+        long_s: seconds.
         input_bound_wait_frac: from this share of waiting on, the input is the bottleneck.
         compute_bound_wait_frac: below this share the model is the bottleneck, if the last queue stands full.
         compute_bound_wait_frac_without_queue: the same where no queue can be looked at.
@@ -34,6 +36,8 @@ class Thresholds:
     """
 
     steps: int = 20
+    long_steps: int = 8
+    long_s: float = 15.0
     input_bound_wait_frac: float = 0.20
     compute_bound_wait_frac: float = 0.10
     compute_bound_wait_frac_without_queue: float = 0.05
@@ -84,9 +88,11 @@ def settle(
         thresholds: where one verdict ends and the next begins.
     """
     measured = sum(o.batches for o in observations) if steps is None else steps
-    if not observations or measured < thresholds.steps:
+    took_long = sum(o.elapsed_s for o in observations) >= thresholds.long_s
+    needed = thresholds.long_steps if took_long else thresholds.steps
+    if not observations or measured < needed:
         noun = "step was" if measured == 1 else "steps were"
-        return Verdict("too short", None, 0.0, f"{measured} {noun} measured, a verdict needs {thresholds.steps}")
+        return Verdict("too short", None, 0.0, f"{measured} {noun} measured, a verdict needs {needed}")
 
     exposed = [o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]
     on_gpu = len(exposed) == len(observations)

@@ -38,7 +38,7 @@ def rates(before: PipelineStats, after: PipelineStats, stages: Sequence[Stage]) 
 
 
 def _stage_rates(before: StageStats | None, after: StageStats, batches: int) -> StageRates:
-    done = after if before is None else _difference(before, after)
+    done, stored = (after, after.queued) if before is None else _difference(before, after)
     service_s = _ratio(done.busy_s, done.items)
     # Population variance: mean of the squares minus the square of the mean; rounding may take it below 0.
     variance = max(_ratio(done.busy_s2, done.items) - service_s * service_s, 0.0)
@@ -55,10 +55,12 @@ def _stage_rates(before: StageStats | None, after: StageStats, batches: int) -> 
         queue_fill=min(_ratio(after.queued, after.capacity), 1.0),
         item_bytes=after.item_bytes,
         worker_bytes=after.worker_bytes,
+        stored=stored,
     )
 
 
-def _difference(before: StageStats, after: StageStats) -> StageStats:
+def _difference(before: StageStats, after: StageStats) -> tuple[StageStats, int]:
+    """Return what was done between two readings, and the results queued since."""
     done = replace(
         after,
         items=after.items - before.items,
@@ -69,7 +71,7 @@ def _difference(before: StageStats, after: StageStats) -> StageStats:
         blocked_s=after.blocked_s - before.blocked_s,
     )
     smallest = min(done.items, done.busy_s, done.busy_s2, done.cpu_s, done.starved_s, done.blocked_s)
-    return after if smallest < 0 else done
+    return (after, after.queued) if smallest < 0 else (done, after.queued - before.queued)
 
 
 def _ratio(part: float, whole: float) -> float:

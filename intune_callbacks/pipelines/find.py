@@ -123,7 +123,7 @@ def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kin
         return Found(None, why, _loader_hints(loader, is_iterable=True))
     map_style = not isinstance(loader.dataset, IterableDataset)
     found = _live_loader(loader, clock, max_workers, workers_kind, live, map_style)
-    return replace(found, hints=_loader_hints(loader, is_iterable=not map_style))
+    return replace(found, hints=(*found.hints, *_loader_hints(loader, is_iterable=not map_style)))
 
 
 def _cpus() -> int:
@@ -165,8 +165,11 @@ def _live_loader(
     kind = "the dataset is iterable-style" if not map_style else f"{type(loader).__name__} keeps a state per worker"
     if loader.num_workers == 0:
         return Found(None, f"{kind} and num_workers=0, so nothing runs beside the training loop; set num_workers=1")
+    stay = f"{kind}, so num_workers stays {loader.num_workers} while it runs"
+    then = "keeps" if map_style else "changes"
     return Found(
         WindowLoader(loader, clock=clock),
         f"{kind}, so another number of workers would change the samples' order: only the batches in flight are live; "
         "a map-style Dataset or torchdata.nodes makes the workers live too",
+        (Hint(f"{stay}; it is yours to set, and another one {then} the samples' order", "", "order", "load"),),
     )

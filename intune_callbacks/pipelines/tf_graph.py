@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -158,6 +160,12 @@ class DatasetGraph:
     def is_internal(self, node: Any) -> bool:
         """Return whether a node's function is one of tf.data's own."""
         return str(getattr(self._function(node), "__module__", "")).startswith("tensorflow.python.data")
+
+    def library(self, node: Any) -> str:
+        """Return the module of a node's function if it is an installed package's; empty for the user's own code."""
+        name = str(getattr(self._function(node), "__module__", ""))
+        path = getattr(sys.modules.get(name), "__file__", None) or ""
+        return name if path.startswith((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))) else ""
 
     def _function(self, node: Any) -> Any:
         wrapper = self._wrapper(attr(node, "f").func.name)

@@ -54,6 +54,7 @@ class GraphStage:
         unbounded: the user asked for threads of its own, as many as there are calls.
         each: elements an interleave keeps of each of its datasets.
         fused: tf.data makes one stage of this map and the batch behind it, whose only number is its workers.
+        library: the installed package's module whose code made it; empty where the user's did.
     """
 
     name: str
@@ -67,6 +68,7 @@ class GraphStage:
     unbounded: bool = False
     each: int = 0
     fused: bool = False
+    library: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,16 @@ class _Edit:
         self.options = graph.dataset.options()
         self.notes: list[str] = []
         self.taken: dict[str, int] = {}
+        self.counts = True
 
     def run(self) -> Rewritten:
         hints = hints_of(self.graph)
         if self.live:
             for node in self.graph.nodes():
                 self.make_parallel(node)
+        # Without a stage that computes there is nothing to count, and a look at each small element would only cost.
+        kinds = {KNOBS[node.op][0] for node in self.graph.nodes() if node.op in KNOBS}
+        self.counts = bool(self.pipeline) and bool(kinds - {"prefetch"})
         self.auto_workers = max(2, self.cpus // max(1, self.left_to_autotune()))
         stages: list[GraphStage] = []
         for node in self.graph.nodes():
@@ -122,7 +128,7 @@ class _Edit:
             if stage is not None:
                 stages.append(stage)
                 self.reach(node, stage)
-            elif self.pipeline and "output_types" in node.attr and functions_of(node):
+            elif self.counts and "output_types" in node.attr and functions_of(node):
                 # Else its function would compute on, and be counted for, the workers of the next stage.
                 self.insert_stage(node.name, "")
         prefetch = self.missing_prefetch()
@@ -152,8 +158,9 @@ class _Edit:
         workers = 0 if kind == "prefetch" else self.auto_workers if automatic else value
         each = self.buffered_each(node) if kind == "interleave" else 0
         capacity = self.capacity(node, high)
+        library = self.graph.library(node) if kind in ("map", "interleave") else ""
         return GraphStage(
-            name, kind, node.name, value, high, capacity, workers, automatic, unbounded, each, self.fuses(node)
+            name, kind, node.name, value, high, capacity, workers, automatic, unbounded, each, self.fuses(node), library
         )
 
     def left_to_autotune(self) -> int:

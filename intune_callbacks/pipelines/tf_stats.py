@@ -10,12 +10,14 @@ __all__ = ["StageCourse", "knob_of"]
 
 
 def knob_of(stage: GraphStage, threads: int = 0) -> str:
-    """Return how the user writes the number of a stage; see `intune_callbacks.Stage`.
+    """Return how the user writes the number of a stage, or where it is out of reach; see `intune_callbacks.Stage`.
 
     Args:
         stage: which.
         threads: of TensorFlow, that the stage computes on with so many workers at most; 0 for any.
     """
+    if stage.library:
+        return f"# inside {stage.library}"
     what = "..." if stage.kind == "batch" else stage.name.split("#")[0]
     code = ".prefetch({})" if stage.kind == "prefetch" else f".{stage.kind}({what}, num_parallel_calls={{}})"
     remarks = ["was tf.data.AUTOTUNE"] if stage.automatic else []

@@ -15,7 +15,8 @@ from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.torch_workers import Fetch, Start, carry_tensor, context_of, pin
 from intune_callbacks.pipelines.watched import Watch
-from intune_callbacks.pipelines.workers import ProcessPool, Startup
+from intune_callbacks.pipelines.worker_cost import Startup
+from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock
 
 __all__ = ["WORKERS", "Engines"]
@@ -24,6 +25,9 @@ WORKERS = "load"
 
 # A fork takes so long, plus so much per byte that has to be mapped anew: assumed until one was measured.
 FORK_S, FORK_S_PER_BYTE = 0.01, 0.02 / 2**30
+
+NESTED, MOST_PARTS = 4, 64
+"""How deep, and how many parts of each object, are looked at for values the training changed."""
 
 
 class Engines:
@@ -126,6 +130,10 @@ class Engines:
         context = context_of(loader.multiprocessing_context)
         return ProcessPool(Fetch(loader, start), context, start, carry_tensor, self.startup)
 
+    def given(self) -> Any:
+        """Return the plain values that dataset and collate function hold now, None where no process gets a copy."""
+        return _plain((self.loader.dataset, self.loader.collate_fn)) if self.kind == "process" else None
+
     def engine(self, source: Iterator[Any], pulled: int, pool: ProcessPool | None) -> ElasticMap[Any]:
         """Return our engine with its first workers; the source has not been touched.
 
@@ -188,3 +196,17 @@ class Engines:
         if device is None or device.type == "mps":
             return None
         return pin(torch.accelerator.current_device_index(), device.type)
+
+
+def _plain(given: Any, depth: int = NESTED) -> Any:
+    """Return the numbers and strings in an object and in what it holds, so that two such returns can be compared."""
+    if given is None or isinstance(given, bool | int | float | str):
+        return given
+    if depth == 0:
+        return None
+    if isinstance(given, list | tuple):
+        return [_plain(part, depth - 1) for part in given[:MOST_PARTS]]
+    held = getattr(given, "__dict__", None)
+    if not isinstance(held, dict):
+        return None
+    return {name: _plain(held[name], depth - 1) for name in list(held)[:MOST_PARTS]}

@@ -46,6 +46,7 @@ class LoaderIterator:
         self._ended = False
         self._turn = threading.Lock()
         self._is_put_off = False
+        self._given = engines.given()
         if stock is not None:
             self._base_seed, self._number = stock._base_seed, stock._num_yielded
             engines.watch.begin(stock)
@@ -179,6 +180,8 @@ class LoaderIterator:
         self.engine.prime()
 
     def _start(self, sampler: Iterator[Any], number: int, pulled: int) -> None:
+        if self.pool is None:
+            self._check_given()
         pool = self.pool if self.pool is not None else self._engines.pool(self._base_seed)
         try:
             self.engine = self._engines.engine(_numbered(sampler, self._base_seed, number), pulled, pool)
@@ -189,12 +192,19 @@ class LoaderIterator:
             raise
         self.pool = pool
 
+    def _check_given(self) -> None:
+        """Raise where a worker that starts now would get another dataset than those that started with the iterator."""
+        if self._engines.given() != self._given:
+            raise RuntimeError("the training changed the dataset after its workers had started: no more of them now")
+
     def _grow(self, engine: ElasticMap[Any], waiting: bool) -> None:
         """Start missing workers: one, or as many as can be while the loop has to wait anyway; parked ones at once."""
         engines, pool = self._engines, self.pool
         try:
             while engine.workers < engines.workers:
                 forks = pool is not None and not pool.idle
+                if forks:
+                    self._check_given()
                 engine.resize(engine.workers + 1)
                 if forks and not (waiting and engine.is_waited_for):
                     return

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import psutil
 
 from intune_callbacks.pipelines.counters import Counters
-from intune_callbacks.pipelines.workers import WorkerMemory
+from intune_callbacks.pipelines.worker_cost import WorkerMemory
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage, StageStats
 
 __all__ = ["WINDOW_KNOB", "WORKERS_KNOB", "Watch", "WatchedLoader"]

@@ -2,99 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
-import pickle
-import signal
 import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from multiprocessing.context import BaseContext
-from typing import Any, Protocol
+from typing import Any
 
 from intune_callbacks.errors import WorkerDied
+from intune_callbacks.pipelines.child import Starts, child_main
 from intune_callbacks.pipelines.wire import Reducer, Wire
+from intune_callbacks.pipelines.worker_cost import Startup, WorkerMemory
 
-__all__ = ["Child", "ProcessPool", "Startup", "WorkerMemory"]
+__all__ = ["Child", "ProcessPool"]
 
 QUIT_S = 2.0
 # A child nobody needs any more may be needed again by the next decisions; after that it only holds memory.
 PARKED_S = 3.0
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# The kernel walks all pages of a process to tell its private memory, 20 ms for a GB: at most so often, and at most so
-# small a share of the time.
-MEMORY_EVERY_S, MEMORY_SHARE = 5.0, 0.002
 
 # One child is started at a time: a child forked in between would inherit the other's pipe end.
 _starting = threading.Lock()
-
-
-def _child_main(
-    connection: Connection,
-    fn: Callable[[Any], Any],
-    start: Starts | None,
-    worker_id: int,
-    reducer: Reducer | None,
-    starter: int | None,
-) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # What came with the fork is the parent's to finalise.
-    gc.freeze()
-    parent, wire = os.getppid(), Wire(connection, reducer)
-    if starter is not None:
-        _end_with_parent()
-        if parent != starter:  # it ended before the kernel was told
-            return
-    broken: BaseException | None = None
-    told: Any = None
-    try:
-        if start is not None:
-            told = start(worker_id)
-    except Exception as error:
-        broken = error
-    try:
-        if start is not None and worker_id == 0:
-            wire.send(told)
-        while True:
-            task = wire.receive(lambda: os.getppid() == parent)
-            if task is None:
-                return
-            if start is not None:
-                start.told = task[1]
-            begin_cpu_s = time.process_time()
-            try:
-                if broken is not None:
-                    raise broken
-                answer = wire.pack((True, fn(task[0]), time.process_time() - begin_cpu_s))
-            except Exception as error:
-                answer = wire.pack((False, *_portable(error)))
-            # Apart from the work: what fails from here on leaves half a message, after which nothing can be told.
-            wire.write(answer)
-            task = answer = None  # type: ignore[assignment]
-    except (EOFError, OSError):
-        return
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process with the thread that forked it, even if it hangs in somebody's code then."""
-    with suppress(Exception):  # Linux only; elsewhere a child looks for its parent between two items
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _portable(error: Exception) -> tuple[Exception, str]:
-    """Return the error in a form that survives the pipe, and its traceback as text."""
-    text = "".join(traceback.format_exception(error))
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = RuntimeError(f"{type(error).__name__}: {error}")
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None), text
 
 
 class RemoteTraceback(Exception):
@@ -103,54 +30,6 @@ class RemoteTraceback(Exception):
     def __init__(self, text: str) -> None:
         self.text = text
         super().__init__(f'\n"""\n{text}"""')
-
-
-class Startup:
-    """What starting workers has cost the thread that starts them.
-
-    Attributes:
-        count: workers started.
-        total_s: seconds it took.
-    """
-
-    def __init__(self) -> None:
-        self.count, self.total_s = 0, 0.0
-
-    def add(self, count: int, spent_s: float) -> None:
-        """Count `count` workers that took `spent_s` seconds together."""
-        self.count += count
-        self.total_s += spent_s
-
-
-class WorkerMemory:
-    """What one worker costs in private memory, looked up now and then in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._due_s, self._bytes = float("-inf"), 0.0
-
-    def read(self, pids: Sequence[int]) -> float:
-        """Return the bytes of the largest of the first two of these processes, as they were at an earlier call."""
-        if pids and time.monotonic() >= self._due_s:
-            self._due_s = float("inf")  # until this look is over
-            try:
-                threading.Thread(target=self._look, args=(pids[:2],), daemon=True, name="intune-memory").start()
-            except RuntimeError:  # no thread is to be had: it is not known
-                self._due_s = time.monotonic() + MEMORY_EVERY_S
-        return self._bytes
-
-    def _look(self, pids: Sequence[int]) -> None:
-        begin_s = time.monotonic()
-        self._bytes = max(_private_bytes(pid) for pid in pids)
-        end_s = time.monotonic()
-        self._due_s = end_s + max(MEMORY_EVERY_S, (end_s - begin_s) / MEMORY_SHARE)
-
-
-class Starts(Protocol):
-    """What begins a child."""
-
-    told: Any
-
-    def __call__(self, number: int) -> Any: ...
 
 
 class Child:
@@ -222,7 +101,7 @@ class ProcessPool:
             ours, theirs = self._context.Pipe(duplex=True)
             try:
                 process = self._context.Process(  # type: ignore[attr-defined]
-                    target=_child_main,
+                    target=child_main,
                     args=(theirs, self._fn, self._start, worker_id, self._reducer, self._starter()),
                     daemon=True,
                 )
@@ -377,11 +256,3 @@ class ProcessPool:
         if child is self._first:
             self._first = None
         child.wire.close()
-
-
-def _private_bytes(pid: int) -> float:
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as rollup:
-            return 1024.0 * sum(int(line.split()[1]) for line in rollup if line.startswith("Private_"))
-    except (OSError, ValueError):
-        return 0.0

@@ -1,0 +1,103 @@
+"""What a worker process does: take an item from its pipe, compute, send the result back, until nobody needs it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from intune_callbacks.pipelines.wire import Reducer, Wire
+
+__all__ = ["Starts", "child_main"]
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Starts(Protocol):
+    """What begins a child."""
+
+    told: Any
+
+    def __call__(self, number: int) -> Any: ...
+
+
+def child_main(
+    connection: Connection,
+    fn: Callable[[Any], Any],
+    start: Starts | None,
+    worker_id: int,
+    reducer: Reducer | None,
+    starter: int | None,
+) -> None:
+    """Be a worker process; called in one.
+
+    Args:
+        connection: the child's end of its pipe.
+        fn: what to do to one item.
+        start: called once before the first item.
+        worker_id: workers started before.
+        reducer: pickling of special types.
+        starter: the process to end with, None where the starting thread may end before it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # What came with the fork is the parent's to finalise.
+    gc.freeze()
+    parent, wire = os.getppid(), Wire(connection, reducer)
+    if starter is not None:
+        _end_with_parent()
+        if parent != starter:  # it ended before the kernel was told
+            return
+    broken: BaseException | None = None
+    told: Any = None
+    try:
+        if start is not None:
+            told = start(worker_id)
+    except Exception as error:
+        broken = error
+    try:
+        if start is not None and worker_id == 0:
+            wire.send(told)
+        while True:
+            task = wire.receive(lambda: os.getppid() == parent)
+            if task is None:
+                return
+            if start is not None:
+                start.told = task[1]
+            begin_cpu_s = time.process_time()
+            try:
+                if broken is not None:
+                    raise broken
+                answer = wire.pack((True, fn(task[0]), time.process_time() - begin_cpu_s))
+            except Exception as error:
+                answer = wire.pack((False, *_portable(error)))
+            # Apart from the work: what fails from here on leaves half a message, after which nothing can be told.
+            wire.write(answer)
+            task = answer = None  # type: ignore[assignment]
+    except (EOFError, OSError):
+        return
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the thread that forked it, even if it hangs in somebody's code then."""
+    with suppress(Exception):  # Linux only; elsewhere a child looks for its parent between two items
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _portable(error: Exception) -> tuple[Exception, str]:
+    """Return the error in a form that survives the pipe, and its traceback as text."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None), text

@@ -1,0 +1,61 @@
+"""What workers cost: the time to start them, and their private memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+__all__ = ["Startup", "WorkerMemory"]
+
+# The kernel walks all pages of a process to tell its private memory, 20 ms for a GB: at most so often, and at most so
+# small a share of the time.
+MEMORY_EVERY_S, MEMORY_SHARE = 5.0, 0.002
+
+
+class Startup:
+    """What starting workers has cost the thread that starts them.
+
+    Attributes:
+        count: workers started.
+        total_s: seconds it took.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.total_s = 0, 0.0
+
+    def add(self, count: int, spent_s: float) -> None:
+        """Count `count` workers that took `spent_s` seconds together."""
+        self.count += count
+        self.total_s += spent_s
+
+
+class WorkerMemory:
+    """What one worker costs in private memory, looked up now and then in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._due_s, self._bytes = float("-inf"), 0.0
+
+    def read(self, pids: Sequence[int]) -> float:
+        """Return the bytes of the largest of the first two of these processes, as they were at an earlier call."""
+        if pids and time.monotonic() >= self._due_s:
+            self._due_s = float("inf")  # until this look is over
+            try:
+                threading.Thread(target=self._look, args=(pids[:2],), daemon=True, name="intune-memory").start()
+            except RuntimeError:  # no thread is to be had: it is not known
+                self._due_s = time.monotonic() + MEMORY_EVERY_S
+        return self._bytes
+
+    def _look(self, pids: Sequence[int]) -> None:
+        begin_s = time.monotonic()
+        self._bytes = max(_private_bytes(pid) for pid in pids)
+        end_s = time.monotonic()
+        self._due_s = end_s + max(MEMORY_EVERY_S, (end_s - begin_s) / MEMORY_SHARE)
+
+
+def _private_bytes(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as rollup:
+            return 1024.0 * sum(int(line.split()[1]) for line in rollup if line.startswith("Private_"))
+    except (OSError, ValueError):
+        return 0.0
