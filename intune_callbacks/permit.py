@@ -135,6 +135,11 @@ class Permit:
     def _why_no_growth(self, start_s: float, seen: Observation, wait: float) -> str:
         if wait < WORTH_WAIT:
             return f"the training waits {percent(wait)} of the time: nothing to gain"
+        if start_s > 0.0:
+            # Workers that are started with each epoch make its start no shorter.
+            wait = max(0.0, wait - seen.seam_s / seen.elapsed_s) if seen.elapsed_s > 0.0 else wait
+            if wait < WORTH_WAIT:
+                return f"the training waits {percent(wait)} of the time, starts of epochs left out: nothing to gain"
         if self.is_spent:
             return "trials have cost as much of the run as they may: no more of them for now"
         return self.why_too_short(seen, start_s)

@@ -388,6 +388,15 @@ def test_nothing_grows_where_nothing_can_be_gained() -> None:
     assert permit().grant({"load": 8}, seen(wait=0.01, exposed_wait_frac=0.5))[0] == {"load": 8}
 
 
+def test_workers_that_start_with_each_epoch_do_not_grow_for_its_start() -> None:
+    """A stranger's epochs waited 27 % of the time, all of it for the first batch: more workers only started later."""
+    granted, why = permit().grant({"load": 8}, seen(wait=0.27, seam_s=2.6, elapsed_s=10.0, startup_s=0.05))
+    assert granted == {} and why == "the training waits 1 % of the time, starts of epochs left out: nothing to gain"
+    assert permit().grant({"load": 8}, seen(wait=0.27, seam_s=1.0, elapsed_s=10.0, startup_s=0.05))[0] == {"load": 8}
+    # Threads fill the first batch of an epoch together.
+    assert permit().grant({"load": 8}, seen(wait=0.27, seam_s=2.6, elapsed_s=10.0))[0] == {"load": 8}
+
+
 def test_a_run_too_short_to_earn_a_change_back_is_only_observed() -> None:
     assert permit().grant({"load": 8}, seen(remaining_s=2.0))[0] == {}
     assert permit().grant({"load": 8}, seen(remaining_s=20.0, startup_s=0.5))[0] == {"load": 8}

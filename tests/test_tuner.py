@@ -6,7 +6,6 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,27 +98,6 @@ def test_the_effect_of_a_decision_is_measured_at_the_next_one() -> None:
     written = history.decisions[0]
     assert written.effect == pytest.approx(second.observation.samples_per_s / first.observation.samples_per_s)
     assert written.effect == pytest.approx(4.0, rel=0.1)
-
-
-def test_no_decision_before_warm_up_and_then_at_the_configured_pace() -> None:
-    loop = FakeLoop(starved())
-    tuner = tuner_of(loop.pipeline, policy=Script(), warmup_batches=30, decide_every_s=2.0, decide_every_batches=10)
-    steps = [d.observation.step for d in loop.run(tuner, seconds=15.0)]
-    assert 49 <= steps[0] <= 54  # 30 of warm-up, then 2 s at 10 batches/s
-    assert all(19 <= later - earlier <= 23 for earlier, later in pairwise(steps))
-
-
-def test_fewest_batches_count_when_batches_are_quick_and_seconds_when_they_are_slow() -> None:
-    pipeline = FakePipeline({"decode": Work(0.001)}, FakeMachine())
-    quick = FakeLoop(pipeline)
-    decisions = quick.run(tuner_of(pipeline, policy=Script(), decide_every_s=0.0, decide_every_batches=50), seconds=1.0)
-    assert {d.observation.batches for d in decisions} == {50}
-
-    pipeline = FakePipeline({"decode": Work(7.0)}, FakeMachine())
-    slow = FakeLoop(pipeline)
-    decisions = slow.run(tuner_of(pipeline, policy=Script()), seconds=100.0)
-    assert len(decisions) >= 5
-    assert all(d.observation.batches == 2 for d in decisions)
 
 
 def test_pauses_are_nobodys_time() -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Dqn"]
 
 REMEMBERED_WINDOWS = 20
-WINDOWS_BEFORE, LONG_S = 2, 3.0
+WINDOWS_BEFORE, LONG_S = 2, 2.0
 """Windows of the untouched pipeline before anything is changed; one is enough when it was that long."""
 
 

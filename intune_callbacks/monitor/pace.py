@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.monitor.wait import StepTotals
@@ -13,16 +13,17 @@ __all__ = ["Pace"]
 SETTLE_BATCHES, SETTLE_S = 10, 0.3
 SHORT_EPOCH = 5.0
 """Epochs of up to so many windows are measured whole: the first batches of an epoch are unlike the later ones."""
+FIRST_BATCHES, FIRST_S = 4, 2.0
+"""The first window of a pipeline so slow ends sooner: until then nothing is tuned, and much is to be gained."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Gate:
-    """Opens after `steps` and `active_s`, or, for pipelines of several seconds a batch, `slow_steps` and `slow_s`."""
+    """Opens after `steps` and `active_s`, or after fewer steps and more seconds: any pair of `slow`."""
 
     steps: int
     active_s: float
-    slow_steps: int
-    slow_s: float
+    slow: tuple[tuple[int, float], ...]
 
 
 class Pace:
@@ -33,18 +34,19 @@ class Pace:
     """
 
     def __init__(self, config: TunerConfig) -> None:
-        slow_s = 10.0 * max(1.0, config.decide_every_s)
-        self._settle_slow_s = max(1.0, config.decide_every_s)
-        self._decision = _Gate(config.decide_every_batches, config.decide_every_s, 2, slow_s)
+        steps, least_s, slow_s = config.decide_every_batches, config.decide_every_s, max(1.0, config.decide_every_s)
+        self._settle_slow_s = slow_s
+        self._decision = _Gate(steps, least_s, ((2, 10.0 * slow_s),))
+        self._first = replace(self._decision, slow=((2, 10.0 * slow_s), (FIRST_BATCHES, FIRST_S * slow_s)))
         # A trial is looked at sooner: it may cost.
-        self._trial = _Gate(max(1, config.decide_every_batches // 2), config.decide_every_s / 2, 1, slow_s / 2)
-        self._gate = _Gate(config.warmup_batches, 0.0, 2, slow_s / 3.0)
+        self._trial = _Gate(max(1, steps // 2), least_s / 2, ((1, 5.0 * slow_s),))
+        self._gate = self._warm_up = _Gate(config.warmup_batches, 0.0, ((2, 2.0 * slow_s),))
         self._steps, self._active_s = 0, 0.0
 
     @property
     def is_measuring(self) -> bool:
         """True while a window is open; False during warm-up and while a resize settles."""
-        return self._gate in (self._decision, self._trial)
+        return self._gate in (self._first, self._decision, self._trial)
 
     def is_due(self, totals: StepTotals) -> bool:
         """Return True when the present phase is over."""
@@ -54,7 +56,7 @@ class Pace:
         regular = steps >= gate.steps and active_s >= gate.active_s
         if regular and self.is_measuring and totals.epochs > 1 and totals.epoch_batches > 0:
             regular = self._is_whole(steps, active_s, totals.epoch_batches)
-        return regular or (steps >= gate.slow_steps and active_s >= gate.slow_s)
+        return regular or any(steps >= least and active_s >= least_s for least, least_s in gate.slow)
 
     def _is_whole(self, steps: int, active_s: float, epoch_batches: int) -> bool:
         """Return whether `steps` are as many as those of whole epochs, where epochs are short."""
@@ -66,7 +68,8 @@ class Pace:
 
     def measure(self, totals: StepTotals, is_trial: bool = False) -> None:
         """Begin a window, half as long for a trial."""
-        self._begin(self._trial if is_trial else self._decision, totals)
+        following = self._first if self._gate is self._warm_up else self._decision
+        self._begin(self._trial if is_trial else following, totals)
 
     def settle(self, totals: StepTotals, window: int) -> None:
         """Leave out the batches that were finished, or begun, before a resize.
@@ -75,7 +78,7 @@ class Pace:
             totals: the step timer's totals.
             window: results that may have been ready for the consumer.
         """
-        self._begin(_Gate(min(SETTLE_BATCHES, window), SETTLE_S, 1, self._settle_slow_s), totals)
+        self._begin(_Gate(min(SETTLE_BATCHES, window), SETTLE_S, ((1, self._settle_slow_s),)), totals)
 
     def _begin(self, gate: _Gate, totals: StepTotals) -> None:
         self._gate = gate
