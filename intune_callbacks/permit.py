@@ -135,6 +135,9 @@ class Permit:
     def _why_no_growth(self, start_s: float, seen: Observation, wait: float) -> str:
         if wait < WORTH_WAIT:
             return f"the training waits {percent(wait)} of the time: nothing to gain"
+        # While the training waits, its own CPU is free.
+        if _used_cpus(seen) >= seen.resources.cpus + wait:
+            return "the pipeline has all CPUs in use: more workers would share them"
         if start_s > 0.0:
             # Workers that are started with each epoch make its start no shorter.
             wait = max(0.0, wait - seen.seam_s / seen.elapsed_s) if seen.elapsed_s > 0.0 else wait
@@ -147,7 +150,7 @@ class Permit:
     def _is_short_of_cpus(self, wanted: Allocation, seen: Observation) -> bool:
         """CPUs are short where they are in use, or where `wanted` needs them with nobody below the user's number."""
         cpus, rates = seen.resources.cpus, seen.rates
-        if sum(r.items * r.service_cpu_s for r in rates.values()) > SHORT_OF_CPUS * cpus * seen.elapsed_s:
+        if _used_cpus(seen) > SHORT_OF_CPUS * cpus:
             return True
         workers = [stage for stage in seen.stages if stage.kind != "memory"]
         busy = 0.0
@@ -161,3 +164,9 @@ class Permit:
 def _wait(seen: Observation) -> float:
     """Return the share of the time the training lost for want of data: on a GPU that is what the GPU stood idle."""
     return seen.wait_frac if seen.exposed_wait_frac is None else seen.exposed_wait_frac
+
+
+def _used_cpus(seen: Observation) -> float:
+    """Return how many CPUs the stages used on average."""
+    used_s = sum(r.items * r.service_cpu_s for r in seen.rates.values())
+    return used_s / seen.elapsed_s if seen.elapsed_s > 0.0 else 0.0

@@ -397,6 +397,15 @@ def test_workers_that_start_with_each_epoch_do_not_grow_for_its_start() -> None:
     assert permit().grant({"load": 8}, seen(wait=0.27, seam_s=2.6, elapsed_s=10.0))[0] == {"load": 8}
 
 
+def test_nothing_grows_where_the_pipeline_has_all_cpus_in_use() -> None:
+    busy = StageRates(60, 1.0, 2.0, 0.2, 0.1, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    two = Resources(1.0, 1, 0)  # and one for the training
+    granted, why = permit().grant({"load": 8}, seen(wait=0.1, elapsed_s=10.0, rates=busy, resources=two))
+    assert granted == {} and why == "the pipeline has all CPUs in use: more workers would share them"
+    # A training that waits leaves its CPU to the pipeline.
+    assert permit().grant({"load": 8}, seen(wait=0.4, elapsed_s=10.0, rates=busy, resources=two))[0] == {"load": 8}
+
+
 def test_a_run_too_short_to_earn_a_change_back_is_only_observed() -> None:
     assert permit().grant({"load": 8}, seen(remaining_s=2.0))[0] == {}
     assert permit().grant({"load": 8}, seen(remaining_s=20.0, startup_s=0.5))[0] == {"load": 8}
