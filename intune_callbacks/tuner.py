@@ -15,6 +15,7 @@ from intune_callbacks.history import Decision, History
 from intune_callbacks.monitor.freed import LARGE_BYTES, Freed
 from intune_callbacks.monitor.pace import Pace
 from intune_callbacks.monitor.resources import MachineProbe
+from intune_callbacks.monitor.steady import Round, round_of
 from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.monitor.window import Window
 from intune_callbacks.net import Net, Return
@@ -69,6 +70,7 @@ class Tuner:
         self._carried: Allocation = {}
         self._past: list[dict[str, Any]] = []
         self._pace = Pace(config)
+        self._round = Round()
 
     def batch(self, totals: StepTotals, samples: int, exposed_wait_s: float | None = None) -> Decision | None:
         """Take note of one batch; observe and decide if it is time. Never raises: an internal error freezes the tuner.
@@ -93,7 +95,7 @@ class Tuner:
                 return self._turn(totals, exposed_wait_s)
             self._course.begin()
             self._window.restart(totals, self._samples, self._pipeline.stats(), exposed_wait_s)
-            self._pace.measure(totals, self._net.is_trying)
+            self._pace.measure(totals, self._net.is_trying, self._round)
         except Exception as error:
             self._freeze(error)
         return None
@@ -213,10 +215,11 @@ class Tuner:
         return self._read_stages(), self._probe.read()
 
     def _turn(self, totals: StepTotals, exposed_wait_s: float | None) -> Decision:
+        stats = self._pipeline.stats()
         observation = self._window.observe(
             totals,
             self._samples,
-            self._pipeline.stats(),
+            stats,
             self._read_stages(),
             self._resources(),
             totals.steps,
@@ -229,10 +232,11 @@ class Tuner:
         self._net.watch(observation, totals)
         decision = self._decide(observation)
         pending, self._pending = self._pending, decision
+        self._round = round_of(replace(observation, stages=self._stages), stats)
         if decision.applied:
             self._settle()
         else:
-            self._pace.measure(totals, self._net.is_trying)
+            self._pace.measure(totals, self._net.is_trying, self._round)
         if pending is not None:
             before = pending.observation.samples_per_s
             self.history.add(replace(pending, effect=observation.samples_per_s / before if before > 0.0 else None))
@@ -342,7 +346,7 @@ class Tuner:
     def _settle(self) -> None:
         """Leave out what was finished, or begun, under the old allocation."""
         windows = [stage.current for stage in self._stages if stage.unit == "items"]
-        self._pace.settle(self._totals, windows[-1] if windows else 1)
+        self._pace.settle(self._totals, windows[-1] if windows else 1, self._round)
 
     def _note(self, settled: bool) -> None:
         if settled:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.monitor.steady import Round
 from intune_callbacks.monitor.wait import StepTotals
 
 __all__ = ["Pace"]
@@ -15,6 +16,8 @@ SHORT_EPOCH = 5.0
 """Epochs of up to so many windows are measured whole: the first batches of an epoch are unlike the later ones."""
 FIRST_BATCHES, FIRST_S = 4, 2.0
 """The first window of a pipeline so slow ends sooner: until then nothing is tuned, and much is to be gained."""
+ROUND_S = 2.0
+"""A round that takes so many times as long as expected is not waited for any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Pace:
         self._trial = _Gate(max(1, steps // 2), least_s / 2, ((1, 5.0 * slow_s),))
         self._gate = self._warm_up = _Gate(config.warmup_batches, 0.0, ((2, 2.0 * slow_s),))
         self._steps, self._active_s = 0, 0.0
+        self._round = Round()
 
     @property
     def is_measuring(self) -> bool:
@@ -53,6 +57,8 @@ class Pace:
         gate = self._gate
         steps = totals.steps - self._steps
         active_s = totals.wait_s + totals.model_s - self._active_s
+        if steps < self._round.batches and active_s < ROUND_S * self._round.seconds:
+            return False
         regular = steps >= gate.steps and active_s >= gate.active_s
         if regular and self.is_measuring and totals.epochs > 1 and totals.epoch_batches > 0:
             regular = self._is_whole(steps, active_s, totals.epoch_batches)
@@ -66,20 +72,27 @@ class Pace:
         needed = max(gate.steps, gate.active_s / batch_s if batch_s > 0.0 else 0.0)
         return steps >= epoch_batches * math.ceil(needed / epoch_batches)
 
-    def measure(self, totals: StepTotals, is_trial: bool = False) -> None:
-        """Begin a window, half as long for a trial."""
-        following = self._first if self._gate is self._warm_up else self._decision
-        self._begin(self._trial if is_trial else following, totals)
+    def measure(self, totals: StepTotals, is_trial: bool = False, whole: Round = Round()) -> None:
+        """Begin a window, half as long for a trial.
 
-    def settle(self, totals: StepTotals, window: int) -> None:
+        Args:
+            totals: the step timer's totals.
+            is_trial: it may cost.
+            whole: the round that it has to hold.
+        """
+        following = self._first if self._gate is self._warm_up else self._decision
+        self._begin(self._trial if is_trial else following, totals, whole)
+
+    def settle(self, totals: StepTotals, window: int, whole: Round = Round()) -> None:
         """Leave out the batches that were finished, or begun, before a resize.
 
         Args:
             totals: the step timer's totals.
             window: results that may have been ready for the consumer.
+            whole: the round that workers begun now take for their first items.
         """
-        self._begin(_Gate(min(SETTLE_BATCHES, window), SETTLE_S, ((1, self._settle_slow_s),)), totals)
+        self._begin(_Gate(min(SETTLE_BATCHES, window), SETTLE_S, ((1, self._settle_slow_s),)), totals, whole)
 
-    def _begin(self, gate: _Gate, totals: StepTotals) -> None:
-        self._gate = gate
+    def _begin(self, gate: _Gate, totals: StepTotals, whole: Round) -> None:
+        self._gate, self._round = gate, whole
         self._steps, self._active_s = totals.steps, totals.wait_s + totals.model_s

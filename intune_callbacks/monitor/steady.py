@@ -1,14 +1,16 @@
-"""Which windows say something of an allocation, and how much: those that made what they delivered, of many items."""
+"""Which windows say something of an allocation, and how much: those that made what they delivered, of many items, and of
+which each worker made one."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 
-from intune_callbacks.types import Observation
+from intune_callbacks.types import Observation, PipelineStats
 
-__all__ = ["MOST_UNSTEADY", "Steadiness", "luck"]
+__all__ = ["MOST_UNSTEADY", "Round", "Steadiness", "luck", "round_of"]
 
 WINDOWS = 20
 STEADY, MOST_UNSTEADY = 2.0, 10
@@ -56,3 +58,35 @@ def luck(seen: Observation) -> float:
         seen: the window.
     """
     return max([r.busy_frac * r.service_cv / math.sqrt(max(1, r.items)) for r in seen.rates.values()], default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The time in which each busy worker makes one item.
+
+    Workers that began together also end together: n batches come at once, and then none for as long as one takes. A
+    shorter window sees more or fewer of them by chance.
+
+    Args:
+        batches: delivered meanwhile.
+        seconds: it takes while as many CPUs are free as were when it was measured.
+    """
+
+    batches: float = 0.0
+    seconds: float = 0.0
+
+
+def round_of(seen: Observation, now: PipelineStats) -> Round:
+    """Return the longest round of any stage, with the workers it has now.
+
+    Args:
+        seen: the last window, with the stages as they are now.
+        now: the counters, for the items of a batch: those of a short window are off by what the workers hold.
+    """
+    rounds = [Round()]
+    for stage in seen.stages:
+        rates, total = seen.rates.get(stage.name), now.stages.get(stage.name)
+        if rates is not None and total is not None and total.items > 0 and now.delivered > 0:
+            batches = stage.current * rates.busy_frac * now.delivered / total.items
+            rounds.append(Round(batches, rates.service_s))
+    return max(rounds, key=lambda one: one.batches)
