@@ -15,7 +15,7 @@ from intune_callbacks.history import Decision, History
 from intune_callbacks.monitor.freed import LARGE_BYTES, Freed
 from intune_callbacks.monitor.pace import Pace
 from intune_callbacks.monitor.resources import MachineProbe
-from intune_callbacks.monitor.steady import Round, round_of
+from intune_callbacks.monitor.steady import NO_ROUND, round_of
 from intune_callbacks.monitor.wait import StepTotals
 from intune_callbacks.monitor.window import Window
 from intune_callbacks.net import Net, Return
@@ -70,7 +70,7 @@ class Tuner:
         self._carried: Allocation = {}
         self._past: list[dict[str, Any]] = []
         self._pace = Pace(config)
-        self._round = Round()
+        self._round = NO_ROUND
 
     def batch(self, totals: StepTotals, samples: int, exposed_wait_s: float | None = None) -> Decision | None:
         """Take note of one batch; observe and decide if it is time. Never raises: an internal error freezes the tuner.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from fakes import FakeLoop, FakeMachine, FakePipeline, Work
+from fakes import FakeLoop, FakeMachine, FakePipeline, Work, observation
 from test_tuner import Script, starved, tuner_of
+
+from intune_callbacks.monitor.steady import Round, round_of
+from intune_callbacks.types import PipelineStats, Stage, StageRates, StageStats
 
 
 def test_no_decision_before_warm_up_and_then_at_the_configured_pace() -> None:
@@ -45,3 +49,52 @@ def test_a_slow_pipeline_is_tuned_after_some_batches_and_not_after_the_usual_num
     later = decisions[decisions.index(first) + 1 :]
     assert later
     assert all(d.observation.batches >= 5 for d in later)
+
+
+class Lockstep(FakeLoop):
+    """Workers that began together end together: as many batches at once as there are workers, then none for long."""
+
+    ready = 0
+
+    def step(self) -> None:
+        pipeline, before, wait_s = self.pipeline, self.totals, 0.0
+        if self.ready == 0:
+            self.ready = pipeline.values["load"]
+            service_s = pipeline.work["load"].service_s * self._random.lognormvariate(0.0, self.jitter)
+            wait_s = max(0.0, service_s - self.ready * self.model_s)
+        self.ready -= 1
+        pipeline.machine.now_s += wait_s + self.model_s
+        pipeline.advance(pipeline.supply(), model_bound=False)
+        self.totals = replace(
+            before,
+            steps=before.steps + 1,
+            wait_s=before.wait_s + wait_s,
+            model_s=before.model_s + self.model_s,
+            wall_s=before.wall_s + wait_s + self.model_s,
+        )
+
+
+@pytest.mark.parametrize("service_s", [2.0, 2.8])
+def test_a_window_of_a_trial_holds_a_batch_of_each_worker(service_s: float) -> None:
+    """A stranger's loader of 48 workers makes bursts: half a second of it reads a third or three times its speed."""
+    pipeline = FakePipeline({"load": Work(service_s, cpu_share=0.1, workers=48, window=96)}, FakeMachine())
+    loop = Lockstep(pipeline, model_s=0.02)
+    decisions = loop.run(tuner_of(pipeline, policy=Script({}, {}, {"load": 49})), seconds=30.0)
+    changed = next(i for i, d in enumerate(decisions) if d.applied)
+    first = decisions[changed + 1].observation
+    assert first.batches >= 40
+    assert 0.6 < first.batches_per_s * service_s / 49 < 1.7
+
+
+def test_a_round_is_waited_for_three_seconds_at_most() -> None:
+    pipeline = FakePipeline({"load": Work(60.0, cpu_share=0.1, workers=48, window=96)}, FakeMachine())
+    decisions = FakeLoop(pipeline, model_s=0.002).run(tuner_of(pipeline, policy=Script()), seconds=100.0)
+    assert all(d.observation.elapsed_s < 15.0 for d in decisions)
+
+
+def test_rounds_follow_the_workers_a_resize_has_left() -> None:
+    rates = {"load": StageRates(40, 1.0, 0.5, 0.1, 0.0, 0.9, 0.0, 0.0, 0.0, 1.0, 0.0)}
+    counters = PipelineStats(0.0, 100, {"load": StageStats(200, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 8)})
+    seen = observation([Stage("load", "cpu", "workers", 1, 64, 20)], rates=rates)
+    assert round_of(seen, counters) == Round(9.0, 0.5), "20 workers, busy for .9 of the time, two items a batch"
+    assert round_of(observation([Stage("other", "cpu", "workers", 1, 64, 20)]), counters) == Round()

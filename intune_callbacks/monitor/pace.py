@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.monitor.steady import Round
+from intune_callbacks.monitor.steady import NO_ROUND, Round
 from intune_callbacks.monitor.wait import StepTotals
 
 __all__ = ["Pace"]
@@ -16,8 +16,8 @@ SHORT_EPOCH = 5.0
 """Epochs of up to so many windows are measured whole: the first batches of an epoch are unlike the later ones."""
 FIRST_BATCHES, FIRST_S = 4, 2.0
 """The first window of a pipeline so slow ends sooner: until then nothing is tuned, and much is to be gained."""
-ROUND_S = 2.0
-"""A round that takes so many times as long as expected is not waited for any more."""
+ROUNDS, LONGEST_ROUND_S = 2.0, 3.0
+"""A round is not waited for any more when it takes so many times as long as expected, or so long: a trial may cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Pace:
 
     def __init__(self, config: TunerConfig) -> None:
         steps, least_s, slow_s = config.decide_every_batches, config.decide_every_s, max(1.0, config.decide_every_s)
-        self._settle_slow_s = slow_s
+        self._settle_slow_s, self._longest_round_s = slow_s, LONGEST_ROUND_S * slow_s
         self._decision = _Gate(steps, least_s, ((2, 10.0 * slow_s),))
         self._first = replace(self._decision, slow=((2, 10.0 * slow_s), (FIRST_BATCHES, FIRST_S * slow_s)))
         # A trial is looked at sooner: it may cost.
         self._trial = _Gate(max(1, steps // 2), least_s / 2, ((1, 5.0 * slow_s),))
         self._gate = self._warm_up = _Gate(config.warmup_batches, 0.0, ((2, 2.0 * slow_s),))
         self._steps, self._active_s = 0, 0.0
-        self._round = Round()
+        self._round = NO_ROUND
 
     @property
     def is_measuring(self) -> bool:
@@ -57,7 +57,7 @@ class Pace:
         gate = self._gate
         steps = totals.steps - self._steps
         active_s = totals.wait_s + totals.model_s - self._active_s
-        if steps < self._round.batches and active_s < ROUND_S * self._round.seconds:
+        if steps < self._round.batches and active_s < min(ROUNDS * self._round.seconds, self._longest_round_s):
             return False
         regular = steps >= gate.steps and active_s >= gate.active_s
         if regular and self.is_measuring and totals.epochs > 1 and totals.epoch_batches > 0:
@@ -72,7 +72,7 @@ class Pace:
         needed = max(gate.steps, gate.active_s / batch_s if batch_s > 0.0 else 0.0)
         return steps >= epoch_batches * math.ceil(needed / epoch_batches)
 
-    def measure(self, totals: StepTotals, is_trial: bool = False, whole: Round = Round()) -> None:
+    def measure(self, totals: StepTotals, is_trial: bool = False, whole: Round = NO_ROUND) -> None:
         """Begin a window, half as long for a trial.
 
         Args:
@@ -83,7 +83,7 @@ class Pace:
         following = self._first if self._gate is self._warm_up else self._decision
         self._begin(self._trial if is_trial else following, totals, whole)
 
-    def settle(self, totals: StepTotals, window: int, whole: Round = Round()) -> None:
+    def settle(self, totals: StepTotals, window: int, whole: Round = NO_ROUND) -> None:
         """Leave out the batches that were finished, or begun, before a resize.
 
         Args:

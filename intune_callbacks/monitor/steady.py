@@ -1,5 +1,4 @@
-"""Which windows say something of an allocation, and how much: those that made what they delivered, of many items, and of
-which each worker made one."""
+"""Which windows say something of an allocation, and how much: those that made what they delivered, of many items."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from statistics import median
 
 from intune_callbacks.types import Observation, PipelineStats
 
-__all__ = ["MOST_UNSTEADY", "Round", "Steadiness", "luck", "round_of"]
+__all__ = ["MOST_UNSTEADY", "NO_ROUND", "Round", "Steadiness", "luck", "round_of"]
 
 WINDOWS = 20
 STEADY, MOST_UNSTEADY = 2.0, 10
@@ -76,6 +75,9 @@ class Round:
     seconds: float = 0.0
 
 
+NO_ROUND = Round()
+
+
 def round_of(seen: Observation, now: PipelineStats) -> Round:
     """Return the longest round of any stage, with the workers it has now.
 
@@ -83,7 +85,7 @@ def round_of(seen: Observation, now: PipelineStats) -> Round:
         seen: the last window, with the stages as they are now.
         now: the counters, for the items of a batch: those of a short window are off by what the workers hold.
     """
-    rounds = [Round()]
+    rounds = [NO_ROUND]
     for stage in seen.stages:
         rates, total = seen.rates.get(stage.name), now.stages.get(stage.name)
         if rates is not None and total is not None and total.items > 0 and now.delivered > 0:
