@@ -74,7 +74,7 @@ class Lockstep(FakeLoop):
         )
 
 
-@pytest.mark.parametrize("service_s", [2.0, 2.8])
+@pytest.mark.parametrize("service_s", [1.6, 2.0])
 def test_a_window_of_a_trial_holds_a_batch_of_each_worker(service_s: float) -> None:
     """A stranger's loader of 48 workers makes bursts: half a second of it reads a third or three times its speed."""
     pipeline = FakePipeline({"load": Work(service_s, cpu_share=0.1, workers=48, window=96)}, FakeMachine())
@@ -86,10 +86,10 @@ def test_a_window_of_a_trial_holds_a_batch_of_each_worker(service_s: float) -> N
     assert 0.6 < first.batches_per_s * service_s / 49 < 1.7
 
 
-def test_a_round_is_waited_for_three_seconds_at_most() -> None:
+def test_a_round_is_waited_for_two_seconds_at_most() -> None:
     pipeline = FakePipeline({"load": Work(60.0, cpu_share=0.1, workers=48, window=96)}, FakeMachine())
     decisions = FakeLoop(pipeline, model_s=0.002).run(tuner_of(pipeline, policy=Script()), seconds=100.0)
-    assert all(d.observation.elapsed_s < 15.0 for d in decisions)
+    assert all(d.observation.elapsed_s < 13.0 for d in decisions)
 
 
 def test_rounds_follow_the_workers_a_resize_has_left() -> None:

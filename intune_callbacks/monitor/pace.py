@@ -16,7 +16,7 @@ SHORT_EPOCH = 5.0
 """Epochs of up to so many windows are measured whole: the first batches of an epoch are unlike the later ones."""
 FIRST_BATCHES, FIRST_S = 4, 2.0
 """The first window of a pipeline so slow ends sooner: until then nothing is tuned, and much is to be gained."""
-ROUNDS, LONGEST_ROUND_S = 2.0, 3.0
+ROUNDS, LONGEST_ROUND_S = 1.25, 2.0
 """A round is not waited for any more when it takes so many times as long as expected, or so long: a trial may cost."""
 
 
