@@ -38,6 +38,7 @@ class Permit:
         self._trial_s = trial_s
         self.is_spent, self.wall_s = False, 0.0
         self.own: Allocation = {}
+        self._most_cpus = 0.0
         self._highest: Allocation = {}
         self._fails: dict[str, int] = {}
 
@@ -90,7 +91,7 @@ class Permit:
             most = max(self._most(stage, seen, wait), stage.current)
             if value < low and not (is_short and stage.kind != "memory"):
                 if stage.kind != "memory":
-                    reasons.append(f"{name} not below {low}, where it began: CPUs are not short")
+                    reasons.append(f"{name} not below {low}, where it began: nobody else needs its CPUs")
                 value = low
             elif value > most:
                 reasons.append(f"{name} not above {most}")
@@ -150,6 +151,10 @@ class Permit:
     def _is_short_of_cpus(self, wanted: Allocation, seen: Observation) -> bool:
         """CPUs are short where they are in use, or where `wanted` needs them with nobody below the user's number."""
         cpus, rates = seen.resources.cpus, seen.rates
+        self._most_cpus = max(self._most_cpus, cpus)
+        if cpus == self._most_cpus and sum(stage.unit == "workers" for stage in seen.stages) == 1:
+            # There is no other stage that would get them; the user's number was chosen for this machine.
+            return False
         if _used_cpus(seen) > SHORT_OF_CPUS * cpus:
             return True
         workers = [stage for stage in seen.stages if stage.kind != "memory"]

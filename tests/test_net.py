@@ -375,9 +375,11 @@ def permit(own: int = 4) -> Permit:
 
 
 def test_below_the_users_number_only_where_cpus_are_short() -> None:
-    assert permit().grant({"load": 2}, seen()) == ({}, "load not below 4, where it began: CPUs are not short")
+    assert permit().grant({"load": 2}, seen()) == ({}, "load not below 4, where it began: nobody else needs its CPUs")
     busy = StageRates(100, 1.0, 0.1, 0.1, 0.1, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    assert permit().grant({"load": 2}, seen(rates=busy)) == ({"load": 2}, "")
+    both = seen(rates=busy)
+    both = replace(both, stages=(*both.stages, Stage("read", "cpu", "workers", 1, 64, 4)))
+    assert permit().grant({"load": 2}, both) == ({"load": 2}, "")
     assert permit().grant({"load": 4}, seen(9)) == ({"load": 4}, ""), "down to it always"
 
 
@@ -449,3 +451,13 @@ def test_a_run_that_settled_long_ago_holds_no_more_than_before() -> None:
         assert held_after(4_000) - first < 40_000
     finally:
         tracemalloc.stop()
+
+
+def test_the_only_stage_keeps_the_users_number_while_the_machine_is_the_same() -> None:
+    """A stranger's eight workers that read and compute were cut to six for the CPUs of nobody: .9 of the speed."""
+    rules, busy = permit(), StageRates(100, 1.0, 0.1, 0.1, 0.1, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    granted, why = rules.grant({"load": 2}, seen(rates=busy))
+    assert granted == {} and "not below 4" in why
+    now = seen(rates=busy)
+    smaller = replace(now, resources=replace(now.resources, cpus=now.resources.cpus / 2))
+    assert rules.grant({"load": 2}, smaller) == ({"load": 2}, "")
