@@ -82,6 +82,7 @@ class Permit:
             seen: the last window.
         """
         stages, wait = {stage.name: stage for stage in seen.stages}, _wait(seen)
+        self._most_cpus = max(self._most_cpus, seen.resources.cpus)
         granted: Allocation = {}
         reasons = []
         is_short = self._is_short_of_cpus(wanted, seen)
@@ -151,8 +152,7 @@ class Permit:
     def _is_short_of_cpus(self, wanted: Allocation, seen: Observation) -> bool:
         """CPUs are short where they are in use, or where `wanted` needs them with nobody below the user's number."""
         cpus, rates = seen.resources.cpus, seen.rates
-        self._most_cpus = max(self._most_cpus, cpus)
-        if cpus == self._most_cpus and sum(stage.unit == "workers" for stage in seen.stages) == 1:
+        if cpus >= self._most_cpus and sum(stage.unit == "workers" for stage in seen.stages) == 1:
             # There is no other stage that would get them; the user's number was chosen for this machine.
             return False
         if _used_cpus(seen) > SHORT_OF_CPUS * cpus:
