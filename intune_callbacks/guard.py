@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.monitor.shares import CpuShares
 from intune_callbacks.pipelines.base import busy_limit, clamp
 from intune_callbacks.types import Allocation, Observation, Stage
 
 __all__ = ["Guard", "Ruling"]
 
 GB = 1e9
-REMEMBERED_WINDOWS = 20
 WORTH_FREEING = 0.005
 """An alarm does not touch a pipeline that holds less than this share of the memory: it would free nothing."""
 
@@ -36,8 +35,8 @@ class Ruling:
 class Guard:
     """Clips allocations to what the machine has; independent of any policy.
 
-    CPUs: all workers busy at once may occupy no more than `busy_limit` of the budget. A
-    worker counts with the largest CPU share seen in recent windows: on a crowded machine the present share is too low.
+    CPUs: all workers busy at once may occupy no more than `busy_limit` of the budget. A worker counts with what it
+    took of a CPU in recent windows.
 
     Memory: with every window full and every new worker started, usage stays below the soft limit. While the size of a
     result is unknown a window at most doubles.
@@ -49,7 +48,7 @@ class Guard:
     def __init__(self, config: TunerConfig) -> None:
         self._soft_limit = config.memory_soft_limit
         self._max_workers = config.max_workers
-        self._shares: dict[str, deque[float]] = {}
+        self._shares = CpuShares()
         self._item_bytes: dict[str, float] = {}
         self._worker_bytes: dict[str, float] = {}
         self._seen_at_s: float | None = None
@@ -64,12 +63,8 @@ class Guard:
         if observation.at_s == self._seen_at_s:
             return
         self._seen_at_s = observation.at_s
+        self._shares.learn(observation)
         for name, rates in observation.rates.items():
-            if rates.items and rates.service_s > 0.0:
-                shares = self._shares.get(name)
-                if shares is None:
-                    shares = self._shares[name] = deque(maxlen=REMEMBERED_WINDOWS)
-                shares.append(min(1.0, rates.service_cpu_s / rates.service_s))
             self._item_bytes[name] = rates.item_bytes or self._item_bytes.get(name, 0.0)
             self._worker_bytes[name] = rates.worker_bytes or self._worker_bytes.get(name, 0.0)
 
@@ -143,23 +138,16 @@ class Guard:
     def state_dict(self) -> dict[str, Any]:
         """Return the CPU shares and sizes seen."""
         return {
-            "shares": {name: list(shares) for name, shares in self._shares.items()},
+            "shares": self._shares.state_dict(),
             "item_bytes": dict(self._item_bytes),
             "worker_bytes": dict(self._worker_bytes),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
-        self._shares = {
-            name: deque((float(share) for share in shares), maxlen=REMEMBERED_WINDOWS)
-            for name, shares in state["shares"].items()
-        }
+        self._shares.load_state_dict(state["shares"])
         self._item_bytes = {name: float(size) for name, size in state["item_bytes"].items()}
         self._worker_bytes = {name: float(size) for name, size in state["worker_bytes"].items()}
-
-    def _share(self, name: str) -> float:
-        """CPUs one busy worker of the stage occupies; a whole one until it was measured."""
-        return max(self._shares.get(name, ()), default=1.0)
 
     def _size(self, buffer: Stage) -> float:
         """Bytes of one buffered item; a buffer nobody measured is taken to hold the largest items of the pipeline."""
@@ -177,7 +165,7 @@ class Guard:
         self, allocation: Allocation, proposed: Mapping[str, int], observation: Observation, vetoes: list[str]
     ) -> None:
         workers = _workers(observation)
-        shares = {stage.name: self._share(stage.name) for stage in workers}
+        shares = {stage.name: self._shares.of(stage.name) for stage in workers}
         budget = busy_limit(observation.resources.cpus, len(workers)) + 1e-9
 
         def busy(values: Mapping[str, int]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import threading
 import time
 from typing import Any
@@ -285,23 +286,30 @@ def seconds_of(iterator: Any, batches: int) -> float:
     return time.perf_counter() - begin_s
 
 
+def times_of_a_resized_one() -> float:
+    """Return how many times longer small calls take after down and up than in a twin that nobody resized."""
+    small = tf.data.Dataset.range(10**9).map(lambda v: tf.cast(v % 31, tf.float32) * tf.ones(8), num_parallel_calls=2)
+    pipeline, twin = tuned(small.batch(32)), tuned(small.batch(32))
+    resized, untouched = iter(pipeline.dataset), iter(twin.dataset)
+    seconds_of(resized, 500), seconds_of(untouched, 500)
+    start = {stage.name: stage.current for stage in pipeline.stages()}
+    after, stayed = [], []
+    for _ in range(9):
+        pipeline.resize({"map": 1})
+        seconds_of(resized, 50)
+        pipeline.resize(start)
+        seconds_of(resized, 50)
+        after.append(seconds_of(resized, 300))
+        stayed.append(seconds_of(untouched, 300))
+    pipeline.close()
+    twin.close()
+    return statistics.median(after) / statistics.median(stayed)
+
+
 def test_small_calls_are_as_fast_again_after_down_and_up() -> None:
     """With threads of our own they took half as long again, also with the number that was there at the start."""
-    small = tf.data.Dataset.range(10**9).map(lambda v: tf.cast(v % 31, tf.float32) * tf.ones(8), num_parallel_calls=2)
-    pipeline = tuned(small.batch(32))
-    iterator = iter(pipeline.dataset)
-    seconds_of(iterator, 500)
-    start = {stage.name: stage.current for stage in pipeline.stages()}
-    before, after = [], []
-    for _ in range(7):
-        before.append(seconds_of(iterator, 300))
-        pipeline.resize({"map": 1})
-        seconds_of(iterator, 50)
-        pipeline.resize(start)
-        seconds_of(iterator, 50)
-        after.append(seconds_of(iterator, 300))
-    assert min(after) < 1.25 * min(before)
-    pipeline.close()
+    # The machine's own speed moves by a third within a second: three attempts.
+    assert any(times_of_a_resized_one() < 1.25 for _ in range(3))
 
 
 def test_a_pipeline_without_workers_is_looked_at_at_its_end_only() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from intune_callbacks.agent.shell import Shell
 from intune_callbacks.agent.view import Floats, View
 from intune_callbacks.agent.weights import shipped
 from intune_callbacks.errors import MissingPackage
+from intune_callbacks.monitor.shares import CpuShares
 from intune_callbacks.types import Allocation, Observation, Proposal, Stage
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Dqn"]
 
-REMEMBERED_WINDOWS = 20
 WINDOWS_BEFORE, LONG_S = 2, 2.0
 """Windows of the untouched pipeline before anything is changed; one is enough when it was that long."""
 
@@ -55,7 +54,7 @@ class Dqn:
         self._shell = self._new_shell()
         self._names: tuple[str, ...] = ()
         self._windows = 0
-        self._shares: dict[str, deque[float]] = {}
+        self._shares = CpuShares()
         self._fitter = Fitter()
         self._kept: dict[str, Any] = {}
         self._no_worker: set[str] = set()
@@ -66,7 +65,7 @@ class Dqn:
         before, asleep = observation.allocation, {s.name for s in observation.stages if s.current < 1 <= s.high}
         observation = awake(observation)
         self._fitter.learn(observation)
-        self._learn_shares(observation)
+        self._shares.learn(observation)
         slots = slots_of(observation.stages)
         names = tuple(stage.name for stage in slots)
         if names != self._names:
@@ -77,9 +76,8 @@ class Dqn:
         if not self._fitter.is_reliable(observation):
             return Proposal(reason="measuring: some stage has made too few items to be judged")
         self._windows += 1
-        weight = {name: max(shares) for name, shares in self._shares.items()}
         fitter, expected_s = self._fitter, partial(self._expected, slots)
-        view = view_of(observation, weight, fitter.counts(), fitter.demand, expected_s)
+        view = view_of(observation, self._shares.known(), fitter.counts(), fitter.demand, expected_s)
         if self._windows < WINDOWS_BEFORE:
             self._shell.act(view)
             # Only to learn.
@@ -110,10 +108,9 @@ class Dqn:
 
     def state_dict(self) -> dict[str, Any]:
         """Return readings, CPU shares, and what the shell knows: its phase, the curves, the best measured."""
-        shares = {name: list(shares) for name, shares in self._shares.items()}
         known = self._shell.state_dict()
         kept = {"names": list(self._names), **known} if known else self._kept
-        return {"fitter": self._fitter.state_dict(), "shares": shares, "shell": kept}
+        return {"fitter": self._fitter.state_dict(), "shares": self._shares.state_dict(), "shell": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave; the shell goes on where it was if stages and CPUs are the same.
@@ -126,10 +123,7 @@ class Dqn:
             taken(kept, len(kept["names"]))
         self._kept, self._names, self._shell = kept, (), self._new_shell()
         self._fitter.load_state_dict(state["fitter"])
-        self._shares = {
-            name: deque((float(share) for share in shares), maxlen=REMEMBERED_WINDOWS)
-            for name, shares in state["shares"].items()
-        }
+        self._shares.load_state_dict(state["shares"])
 
     def _new_shell(self) -> Shell:
         return Shell(self._values, self._config)
@@ -142,15 +136,6 @@ class Dqn:
         expected_s = track.curves.service_s(np.array([[stage.current for stage in slots]], float))
         named = zip(slots, expected_s[0].tolist(), track.view.workers[0].tolist(), strict=True)
         return {stage.name: seconds for stage, seconds, known in named if known}
-
-    def _learn_shares(self, observation: Observation) -> None:
-        """Remember the CPUs a busy worker takes: on a crowded machine the present share is too low."""
-        for name, rates in observation.rates.items():
-            if rates.service_s > 0.0:
-                seen = self._shares.get(name)
-                if seen is None:
-                    seen = self._shares[name] = deque(maxlen=REMEMBERED_WINDOWS)
-                seen.append(min(1.0, rates.service_cpu_s / rates.service_s))
 
     def _reason(self, now: View, before: Allocation, changes: Allocation) -> str:
         moves = ", ".join([f"{name} {before[name]}>{changes[name]}" for name in self._names if name in changes])
