@@ -236,7 +236,7 @@ def pipelines(draw: Any) -> View:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pipelines(), st.sampled_from([0.8, 0.95, 1.0]))
 def test_target_never_takes_more_than_there_is(view: View, usable: float) -> None:
     n = target(view, Curves(view), usable)
@@ -250,7 +250,7 @@ def test_target_never_takes_more_than_there_is(view: View, usable: float) -> Non
 # -- what fits -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(pipelines(), st.integers(0, 2**32 - 1))
 def test_fit_budget_keeps_the_proportions_within_the_budget(view: View, seed: int) -> None:
     value = np.random.default_rng(seed).integers(view.low, view.high + 1).astype(float)
@@ -332,7 +332,7 @@ def memories(draw: Any) -> tuple[View, Any, Any, float]:
     return view, value, window, draw(st.sampled_from([0.6, 0.9]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(memories())
 def test_fit_memory_never_passes_the_limit_but_for_the_workers_there_are(
     question: tuple[View, Any, Any, float],

@@ -250,7 +250,7 @@ def odd_observations(draw: Any) -> Observation:
     return replace(seen, rates=rates, resources=resources, batches=batches, **wrong)
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=60, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.lists(odd_observations(), min_size=1, max_size=4))
 def test_any_measurement_gives_an_allocation(odd: list[Observation]) -> None:
     policy, loop = Dqn(a_network(1), ShellConfig(jumps=(2,))), FakeLoop(three_stages(depth=4))

@@ -151,7 +151,7 @@ FIELDS = ("work_s", "cv", "busy", "fill", "window", "unit_memory", "item_memory"
           "memory", "elapsed_s")  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.dictionaries(st.sampled_from(FIELDS), ABSURD, max_size=5),
     st.dictionaries(st.sampled_from(["weight", "cpu_share"]), st.sampled_from([0.0, 1e-9, 1.0])),

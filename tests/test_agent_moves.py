@@ -34,7 +34,7 @@ def questions(draw: Any) -> tuple[Any, Any, Any, Any]:
     return q, fine, draw(weights), room
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(questions())
 def test_the_best_of_all_combinations(question: tuple[Any, Any, Any, Any]) -> None:
     q, fine, weight, room = question

@@ -292,7 +292,6 @@ works = st.builds(
 
 # Without the phase that explains: it traces every line of a thousand virtual batches.
 @settings(
-    deadline=None,
     max_examples=40,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],

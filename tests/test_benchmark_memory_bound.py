@@ -23,7 +23,7 @@ def test_plenty_of_everything_keeps_all_cpus_busy() -> None:
     assert utilisation(MANY, 8, 0.8, 1, 2000) > 0.97
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 1000))
 def test_no_more_than_what_is_held_can_be_busy(window: int, workers: int, seed: int) -> None:
     allocation = Static((workers,) * 5, (window,) * 5)

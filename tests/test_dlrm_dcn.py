@@ -65,7 +65,7 @@ def test_torch_expands_as_defined() -> None:
     assert (BagsOfIds(MLPERF_BAGS, rows)(torch.from_numpy(categories)).numpy() == expected).all()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5))
 def test_cross_layers_are_the_formula(width: int, layers: int, rank: int) -> None:
     torch = pytest.importorskip("torch")

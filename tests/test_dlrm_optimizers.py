@@ -95,7 +95,7 @@ def test_the_rest_gets_plain_adagrad() -> None:
         assert [tuple(optimizer.state[weights]["sum"].shape) for weights in (tables, rest)] == shapes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 12), st.floats(1e-6, 20))
 def test_schedule_is_metas(warmup: int, gap: int, decay: int, full: float) -> None:
     """LRPolicyScheduler keeps the last rate it computed; here that is replayed."""

@@ -137,7 +137,7 @@ JOBS = st.builds(
 MACHINES = st.builds(Machine, st.integers(1, 9), st.integers(20 << 20, 2 * GIB), st.integers(0, 2 * GIB))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(JOBS, MACHINES)
 def test_any_tables_on_any_machine(job: Job, machine: Machine) -> None:
     everywhere = range(len(job.tables))
@@ -161,7 +161,7 @@ def test_any_tables_on_any_machine(job: Job, machine: Machine) -> None:
         assert sum(job.tables[s.table].bag for s in plan.shards if s.kind == "host") <= min(reads)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.builds(Table, st.just("t"), st.integers(1, 100).map(lambda n: n * 30_000), st.integers(1, 20)),

@@ -19,8 +19,8 @@ from intune_callbacks.pipelines.counters import Counters, nbytes
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.workers import ProcessPool
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
 
 plans = st.fixed_dictionaries(
     {

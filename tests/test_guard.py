@@ -187,7 +187,7 @@ def test_what_was_learnt_survives_a_checkpoint() -> None:
 numbers = st.integers(1, 300)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     stages=st.lists(
         st.tuples(numbers, numbers, numbers, numbers, st.floats(0.0, 1.0), st.sampled_from([0.0, 1e3, 3e7, 2e9])),

@@ -123,13 +123,13 @@ def same(
     st.sampled_from((None, 1, 4)),
     st.integers(0, 999),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 def test_items_hypothesis_makes_up(data: list[Any], kind: str, batch: int | None, seed: int) -> None:
     same(lambda: data, kind, batch, seed)
 
 
 @given(st.lists(ITEMS, min_size=1, max_size=30), st.sampled_from(("process", "thread")), st.integers(0, 999))
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 def test_items_hypothesis_makes_up_through_torchdata(data: list[Any], method: str, seed: int) -> None:
     context = "fork" if method == "process" else None
     source: Any = IterableWrapper(range(len(data)))
@@ -143,7 +143,7 @@ def test_items_hypothesis_makes_up_through_torchdata(data: list[Any], method: st
 
 
 @given(st.sampled_from(sorted(KINDS)), st.sampled_from(("process", "thread")), st.integers(1, 60), st.integers(0, 999))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 def test_kinds_that_are_hard_to_move(name: str, kind: str, items: int, seed: int) -> None:
     same(partial(Hostile, name, items), kind, (None, 3)[seed % 2], seed, stop=seed % items + 1)
 

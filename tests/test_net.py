@@ -218,7 +218,7 @@ def test_the_best_follows_work_that_became_heavier() -> None:
     assert held / 0.4 > 0.5 * 1 / 0.002 or held >= 60, "it went on growing although all became slower"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 64), min_size=1, max_size=30),
     st.dictionaries(st.integers(1, 64), st.floats(0.2, 5.0), max_size=64),

@@ -134,7 +134,7 @@ SIDE = some.dictionaries(some.sampled_from(("allocation", "verdict", "stage", "w
 REPORT = some.dictionaries(some.sampled_from(TOLD), ANY | SIDE | some.lists(STAGE, max_size=3))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=some.lists(LINE | ANY, max_size=5), report=some.none() | REPORT | ANY)
 def test_whatever_is_in_the_files_something_is_shown(tmp_path: Path, lines: list[Any], report: Any) -> None:
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

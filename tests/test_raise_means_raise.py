@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_machine import three_attempts
 from raises import Rate, bursts, rises_again, steady
 
 tf = pytest.importorskip("tensorflow")
@@ -100,6 +101,7 @@ def test_tfdata(kind: str, native: tf_native.Native) -> None:
     rises_again(build, *rest)
 
 
+@three_attempts
 def test_an_interleave_without_input_rises_with_the_next_iterator(native: tf_native.Native) -> None:
     """Two threads and all files open: TensorFlow starts no third one, and nobody says that it did."""
     pipeline, rates = DatasetPipeline(sleeping_files(16, 8, 2), clock=Clock()), []
@@ -111,9 +113,9 @@ def test_an_interleave_without_input_rises_with_the_next_iterator(native: tf_nat
         (stage,) = pipeline.resize({}) and pipeline.stages()[:1]
         assert pipeline.resize({"read": 8})["read"] == pipeline.stages()[0].current == stage.current
         rates.append((stage.current, stage.when, steady(80, 40)(stream)))
+    pipeline.close()
     assert [(current, when) for current, when, _ in rates] == [(2, "epoch"), (8, "now")]
     assert rates[1][2] > 1.5 * rates[0][2]
-    pipeline.close()
 
 
 def test_tfdata_parallel_batches(native: tf_native.Native) -> None:
@@ -182,7 +184,7 @@ class NapStream(IterableDataset):
 
 
 LOADER: dict[str, tuple[Any, str, str, int, int, Rate]] = {
-    "workers, threads": (Naps, "thread", "load", 8, 2, steady(60, 10)),
+    "workers, threads": (Naps, "thread", "load", 8, 2, steady(240, 40)),
     "workers, processes": (Naps, "process", "load", 4, 1, steady(60, 10)),
     "window, processes": (Naps, "process", "load.window", 12, 1, bursts(12, 0.07)),
     "window, iterable": (NapStream, "process", "load.window", 12, 1, bursts(12, 0.07)),

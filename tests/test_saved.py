@@ -52,7 +52,7 @@ KEY = st.text(max_size=20)
 VALUE = st.recursive(PLAIN | st.text(), lambda v: st.lists(v, max_size=3) | st.dictionaries(KEY, v, max_size=3))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(KEY, VALUE, max_size=4))
 def test_what_is_written_is_yaml(tree: dict[str, Any]) -> None:
     yaml = pytest.importorskip("yaml")

@@ -243,7 +243,7 @@ def test_of_a_state_that_fails_nothing_is_left(part: str) -> None:
 numbers = itertools.count()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_any_file_is_used_or_refused_and_never_an_error(saved: Path, data: st.DataObject) -> None:
     folder = saved.parent / f"any{next(numbers)}"

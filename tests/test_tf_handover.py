@@ -8,6 +8,7 @@ import time
 import weakref
 
 import pytest
+from busy_machine import three_attempts
 
 tf = pytest.importorskip("tensorflow")
 
@@ -154,6 +155,7 @@ def test_buffers_of_many_bytes_are_not_copied_to_be_saved(monkeypatch: pytest.Mo
     next(iterator)
 
 
+@three_attempts
 def test_waits_and_work_are_measured_without_our_operations() -> None:
     def slow(x):
         def body(value):

@@ -66,7 +66,8 @@ def test_the_window_bounds_what_is_ahead_of_the_consumer(native: tf_native.Nativ
 
 
 def test_counters_say_what_was_computed(native: tf_native.Native, key: str) -> None:
-    source = tf.data.Dataset.range(40).map(Calls(0.02), 4).map(lambda number: tf.fill([1000], number))
+    function = Calls(0.02)
+    source = tf.data.Dataset.range(40).map(function, 4).map(lambda number: tf.fill([1000], number))
     dataset = ended(native, staged(native, source, key, "calls"), key)
     native.set_workers(key, "calls", 4)
     began_s = time.monotonic()
@@ -77,10 +78,10 @@ def test_counters_say_what_was_computed(native: tf_native.Native, key: str) -> N
     calls = stages["calls"]
     assert (sink.delivered, sink.iterators, calls.items, calls.queued, calls.waiting) == (40, 1, 40, 0, 0)
     assert sink.batch_bytes == calls.item_bytes == 8000
-    assert 0.8 <= calls.busy_s < 2.0
+    # The calls, and little more; what a stall adds is in both.
+    assert 0.95 <= calls.busy_s / function.spent_s < 1.5
+    assert 0.95 <= calls.busy_s2 / function.spent_s2 < 2.0
     assert calls.cpu_s < 0.5 * calls.busy_s
-    # Forty calls of 20 ms each: were they all alike, the sum of squares would be busy_s^2 / 40.
-    assert calls.busy_s**2 / 40 * 0.9 <= calls.busy_s2 <= calls.busy_s**2 / 10
     assert sink.gap_s >= 0.04
     assert sink.wait_s == pytest.approx(passed_s - sink.gap_s, abs=0.15)
 
@@ -184,8 +185,10 @@ def test_an_empty_stage_keeps_functions_off_the_next_stages_workers(native: tf_n
 
 
 def test_inside_an_interleave_the_calls_are_timed(native: tf_native.Native, key: str) -> None:
+    calls = Calls(0.01)
+
     def slow(number: Any) -> Any:
-        inner = tf.data.Dataset.range(number * 5, number * 5 + 5).map(Calls(0.01))
+        inner = tf.data.Dataset.range(number * 5, number * 5 + 5).map(calls)
         return staged(native, inner, key, "slow", role=tf_native.INSIDE)
 
     source = tf.data.Dataset.range(6).interleave(slow, cycle_length=3, num_parallel_calls=3)
@@ -193,7 +196,7 @@ def test_inside_an_interleave_the_calls_are_timed(native: tf_native.Native, key:
     assert sorted(numbers(dataset)) == list(range(30))
     reading = native.read(key)[1]["slow"]
     assert reading.items == 30
-    assert 0.3 <= reading.busy_s < 1.0
+    assert 0.95 <= reading.busy_s / calls.spent_s < 2.0
 
 
 def test_iterator_states_can_be_exchanged_with_the_untouched_pipeline(

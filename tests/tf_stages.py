@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
+from busy_machine import slept
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 
@@ -19,10 +19,11 @@ CALL_S = 0.01
 
 
 class Calls:
-    """A map function that sleeps, and how many of it run at once."""
+    """A map function that sleeps, how many of it run at once, and how long they slept (`spent_s2`: the squares)."""
 
     def __init__(self, seconds: float = CALL_S) -> None:
         self.seconds, self.now, self.most, self.lock = seconds, 0, 0, threading.Lock()
+        self.spent_s = self.spent_s2 = 0.0
 
     def __call__(self, number: Any) -> Any:
         result = tf.numpy_function(self.body, [number], tf.int64)
@@ -33,9 +34,11 @@ class Calls:
         with self.lock:
             self.now += 1
             self.most = max(self.most, self.now)
-        time.sleep(self.seconds)
+        spent_s = slept(self.seconds)
         with self.lock:
             self.now -= 1
+            self.spent_s += spent_s
+            self.spent_s2 += spent_s**2
         return number
 
     def most_during(self, work: Callable[[], object]) -> int:

@@ -1,0 +1,31 @@
+"""For tests that measure on a machine with other work: its speed moves by a third, and now and then it stalls."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["slept", "three_attempts"]
+
+
+def three_attempts(test: Callable[..., None]) -> Callable[..., None]:
+    """Let a test fail only if it fails three times; it makes anew what it measures, and gets the same fixtures."""
+
+    @functools.wraps(test)
+    def attempts(*given: Any, **named: Any) -> None:
+        for _ in range(2):
+            with contextlib.suppress(AssertionError):
+                return test(*given, **named)
+        return test(*given, **named)
+
+    return attempts
+
+
+def slept(seconds: float) -> float:
+    """Sleep, and return the seconds it really took."""
+    begin_s = time.perf_counter()
+    time.sleep(seconds)
+    return time.perf_counter() - begin_s
