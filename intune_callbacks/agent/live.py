@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Protocol
 
 import numpy as np
@@ -113,11 +114,12 @@ def view_of(
             largest if is_buffer else r.worker_bytes,
             r.item_bytes,
         )
+    is_worker = [known and not free for known, free in zip(mask, buffer, strict=True)]
     whole = [
         observation.batches_per_s,
         demand,
         resources.cpus,
-        busy_limit(resources.cpus, sum(mask) - sum(buffer)),
+        _budget(resources.cpus, [(s.current, weight.get(s.name, 1.0)) for s in compress(slots, is_worker)]),
         resources.memory_used_bytes / limit,
         observation.elapsed_s,
         max(LEAST_NOISE, *[r.service_cv / max(1, r.items) ** 0.5 for r in rates.values()]),
@@ -131,6 +133,20 @@ def view_of(
         **{name: np.array([number]) for name, number in zip(_OF_PIPELINE, _finite(whole), strict=True)},
         alive=np.ones(1, bool),
     )
+
+
+def _budget(cpus: float, workers: Sequence[tuple[int, float]]) -> float:
+    """Return how many CPUs busy workers may occupy: `busy_limit`, with less to round up where a worker takes less.
+
+    More is only what is in use already: the training loop needs the CPUs a stage of workers that mostly wait does not.
+
+    Args:
+        cpus: there are.
+        workers: number, and CPUs each takes, by stage.
+    """
+    most = busy_limit(cpus, len(workers))
+    least = most - sum(1.0 - each for _, each in workers)
+    return min(most, max(least, sum(number * each for number, each in workers)))
 
 
 def _whole(items_per_batch: float) -> float:

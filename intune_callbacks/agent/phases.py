@@ -31,8 +31,7 @@ class ShellConfig:
         look: decisions of holding before the first look for something better.
         longest: most decisions between two looks; the time doubles while nothing is found.
         gate: gain in value below which a combination of moves is not worth making.
-        worth: expected gain in log throughput that is worth a change while holding.
-        worth_correcting: the same for a jump that corrects the first one.
+        worth: expected gain in log throughput that is worth another jump, and a change while holding.
         memory_limit: share of the memory planned with.
         buffer: batches asked for when jumping.
         usable: share of a stage's largest rate that is aimed at.
@@ -47,7 +46,6 @@ class ShellConfig:
     look: int = 20
     longest: int = 240
     worth: float = 0.08
-    worth_correcting: float = 0.02
     gate: float = 0.05
     memory_limit: float = 0.90
     buffer: int = 16

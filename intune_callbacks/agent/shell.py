@@ -68,7 +68,7 @@ class Shell(Progress):
         # What the model takes is read too slow beside workers that start: fewer of them would gain nothing.
         correction = self._jump & ~track.resized & (track.age > c.jumps[0])
         if correction.any():
-            self._jump &= ~correction | (expected_gain(view, track.curves, aimed) > c.worth_correcting)
+            self._jump &= ~correction | (expected_gain(view, track.curves, aimed) > c.worth)
         jump = self._jump | self._look_jump | self._again_jump
         # What failed is left alone also where a jump is due.
         jump &= ~self._has_failed(view.value, np.where(view.mask, aimed, view.value))

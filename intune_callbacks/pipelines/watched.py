@@ -19,6 +19,8 @@ WORKERS_KNOB, WINDOW_KNOB = "DataLoader(num_workers={})", "prefetch_factor={}"
 
 # A fetch that took longer than this found no batch ready.
 BLOCKED_S = 0.0005
+# What a round of the workers counts once the next one is over.
+REMEMBERED = 0.75
 
 # The workers' CPU time is read at each look at the counters, and a few times early in an epoch: they may end unseen.
 FIRST_CPU_S, LAST_CPU_S = 0.05, 1.0
@@ -28,8 +30,9 @@ class Watch:
     """Times the fetches of stock iterators of one loader and estimates what their workers do.
 
     Without workers the time of a batch is that of the fetch. With `n` workers all are busy while the fetch has to
-    wait: what they need for a batch is n times the time between two such fetches, over the batches in between. With
-    more batches in between than can be in flight they may have been idle, and the last estimate stays.
+    wait: what they need for a batch is n times the time between two such fetches, over the batches in between. Times
+    and batches are added up over some rounds of the workers, for batches come in bursts. With more batches in between
+    than can be in flight the workers may have been idle: such a stretch says nothing.
 
     Args:
         workers: what the user set; 0 computes in the training loop.
@@ -44,6 +47,7 @@ class Watch:
         self._running: weakref.ref[Any] | None = None
         self._last_s: float | None = None
         self._service_s: float | None = None
+        self._busy_s = self._batches = 0.0
         self._waited_s: float | None = None
         self._since_wait = 0
         self._processes: list[psutil.Process] = []
@@ -112,9 +116,10 @@ class Watch:
 
     def _waited(self, now_s: float) -> None:
         if self._waited_s is not None and self._since_wait <= self._window:
-            service_s = self._workers * (now_s - self._waited_s) / self._since_wait
-            before_s = service_s if self._service_s is None else self._service_s
-            self._service_s = before_s + 0.25 * (service_s - before_s)
+            keep = REMEMBERED ** (self._since_wait / self._workers)
+            self._busy_s = keep * self._busy_s + self._workers * (now_s - self._waited_s)
+            self._batches = keep * self._batches + self._since_wait
+            self._service_s = self._busy_s / self._batches
         self._waited_s, self._since_wait = now_s, 0
 
     def reading(self, capacity: int) -> StageStats:
