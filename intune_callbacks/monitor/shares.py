@@ -12,7 +12,7 @@ from intune_callbacks.types import Observation
 __all__ = ["CpuShares"]
 
 REMEMBERED_WINDOWS = 20
-CROWDED = 0.95
+CROWDED = 0.8
 """From this share of the CPUs in use on, workers wait for them: what they take is less than what they could use."""
 
 
@@ -37,6 +37,7 @@ class CpuShares:
 
     def __init__(self) -> None:
         self._windows: dict[str, deque[_Window]] = {}
+        self._cpus = 0.0
 
     def learn(self, seen: Observation) -> None:
         """Remember the shares of one window.
@@ -47,7 +48,10 @@ class CpuShares:
         cpus = seen.resources.cpus
         used = sum(r.items * r.service_cpu_s for r in seen.rates.values()) / max(seen.elapsed_s, 1e-9)
         idle = seen.resources.cpus_idle
-        is_crowded = used >= CROWDED * cpus or (idle is not None and idle <= (1.0 - CROWDED) * cpus)
+        # Of a machine that has just grown the number of CPUs is not that of the whole window.
+        is_crowded = used >= CROWDED * min(cpus, self._cpus or cpus)
+        is_crowded |= idle is not None and idle <= (1.0 - CROWDED) * cpus
+        self._cpus = cpus
         for name, r in seen.rates.items():
             if r.items and r.service_s > 0.0:
                 windows = self._windows.setdefault(name, deque(maxlen=REMEMBERED_WINDOWS))
