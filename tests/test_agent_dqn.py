@@ -189,6 +189,19 @@ def test_other_stages_begin_anew() -> None:
     assert other.throughput >= 0.8 * best_static(other.pipeline)
 
 
+def test_workers_that_mostly_wait_leave_the_training_loop_its_cpu() -> None:
+    """One CPU, and workers that take .07 of it: one more for rounding is .07 of a CPU, not a whole one."""
+    pipeline = FakePipeline({"load": Work(1.4, cpu_share=0.07, workers=4, high=64)}, FakeMachine(1.0))
+    proposals = decided(Dqn(), loop := FakeLoop(pipeline), 40)
+    assert loop.throughput > 2.5 * 4 / 1.4
+    assert max([p.allocation.get("load", 0) for p in proposals]) <= 17
+
+
+def test_what_is_there_already_is_not_given_up_for_the_training_loop() -> None:
+    pipeline = FakePipeline({"load": Work(1.4, cpu_share=0.07, workers=24, high=64)}, FakeMachine(1.0))
+    assert all(p.allocation.get("load", 24) >= 24 for p in decided(Dqn(), FakeLoop(pipeline), 20))
+
+
 def test_state_survives_json_and_spares_the_first_look() -> None:
     old, loop = Dqn(a_network(1)), FakeLoop(three_stages())
     decided(old, loop, 30)

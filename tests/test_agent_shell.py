@@ -357,6 +357,22 @@ def test_a_lasting_drop_ends_the_wait() -> None:
     assert JUMP in phases
 
 
+@pytest.mark.parametrize("taken", [1e6, 4.6])
+def test_the_first_jump_is_not_corrected_for_nothing(taken: float) -> None:
+    """Beside workers that start the model is slow: fewer of them would be enough for what it seems to take."""
+    shell, work_s = Shell(wants(STAY)), 0.9
+    view = a_view([4.0], work_s, cpus=20.0, weight=0.07, budget=2.0)
+    values = []
+    for decision in range(8):
+        value, _ = shell.act(view)
+        values.append(float(value[0, 0]))
+        demand = 1e6 if decision < 2 else taken
+        # What sixteen workers give is what four promised; more would not help a model that takes no more than this.
+        view = a_view(value, work_s * value / 4.0, cpus=20.0, weight=0.07, budget=2.0, demand=demand, rate=4.4)
+    assert max(values) >= 16.0
+    assert values[-1] == max(values)
+
+
 def test_taking_back_before_anything_was_decided_is_no_error() -> None:
     shell = Shell(None)
     shell.taken_back(np.ones(3))

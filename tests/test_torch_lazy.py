@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from busy_machine import three_attempts
@@ -550,6 +552,25 @@ def test_a_fetch_that_is_long_now_and_then_waits_for_its_reads() -> None:
         watch.fetch(batches)
     assert watch.counters.cpu_s == pytest.approx(320 * 0.0001)
     assert watch.counters.busy_s > 3.0
+
+
+def test_the_time_of_a_batch_is_that_of_whole_rounds_where_batches_come_in_bursts() -> None:
+    """Four workers take 1.4 s each: four batches come within .2 s, every one of them waited for, then none."""
+    wall_s = [0.0]
+
+    def fetches() -> Iterator[int]:
+        for batch in range(40):
+            wall_s[0] += 0.8 if batch % 4 == 0 else 0.2
+            yield batch
+
+    watch, batches = Watch(4, 8, Clock(lambda: wall_s[0], lambda: 0.0)), fetches()
+    read = []
+    for _ in range(40):
+        watch.fetch(batches)
+        read.append(watch.counters.busy_s)
+    each_s = [after_s - before_s for before_s, after_s in itertools.pairwise(read)]
+    assert all(1.2 < service_s < 1.5 for service_s in each_s[7:]), each_s
+    assert sum(each_s[7:]) / len(each_s[7:]) == pytest.approx(1.4, rel=0.05)
 
 
 @pytest.mark.parametrize("live", [True, False])
