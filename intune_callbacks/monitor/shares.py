@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from intune_callbacks.types import Observation
@@ -12,32 +11,21 @@ from intune_callbacks.types import Observation
 __all__ = ["CpuShares"]
 
 REMEMBERED_WINDOWS = 20
-CROWDED = 0.8
-"""From this share of the CPUs in use on, workers wait for them: what they take is less than what they could use."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    cpu_s: float
-    busy_s: float
-    is_crowded: bool
-
-    @property
-    def share(self) -> float:
-        return min(1.0, self.cpu_s / self.busy_s)
+ENOUGH_WINDOWS = 3
 
 
 class CpuShares:
-    """CPU seconds of workers over the seconds they were busy, by stage, from the last 20 windows.
+    """CPU seconds of workers over the seconds they were busy, by stage: the largest share of the last 20 windows.
 
-    Windows in which CPUs were left count together, by their items: the first ones, with caches cold and libraries just
-    loaded, cost up to twice as much as all later ones. Where CPUs were short the share is too low, so each such window
-    counts alone, and only if it shows more.
+    The largest, because workers that wait for a CPU take less than they could use. A window in which workers have just
+    started, their memory new and their libraries cold, shows up to three times as much as all later ones; it counts
+    as long as there are fewer than three others.
     """
 
     def __init__(self) -> None:
-        self._windows: dict[str, deque[_Window]] = {}
-        self._cpus = 0.0
+        self._workers: dict[str, int] = {}
+        self._warm: dict[str, deque[float]] = {}
+        self._cold: dict[str, deque[float]] = {}
 
     def learn(self, seen: Observation) -> None:
         """Remember the shares of one window.
@@ -45,21 +33,17 @@ class CpuShares:
         Args:
             seen: the window.
         """
-        cpus = seen.resources.cpus
-        used = sum(r.items * r.service_cpu_s for r in seen.rates.values()) / max(seen.elapsed_s, 1e-9)
-        idle = seen.resources.cpus_idle
-        # Of a machine that has just grown the number of CPUs is not that of the whole window.
-        is_crowded = used >= CROWDED * min(cpus, self._cpus or cpus)
-        is_crowded |= idle is not None and idle <= (1.0 - CROWDED) * cpus
-        self._cpus = cpus
+        workers = seen.allocation
         for name, r in seen.rates.items():
             if r.items and r.service_s > 0.0:
-                windows = self._windows.setdefault(name, deque(maxlen=REMEMBERED_WINDOWS))
-                windows.append(_Window(r.items * r.service_cpu_s, r.items * r.service_s, is_crowded))
+                has_new = workers.get(name, 0) > self._workers.get(name, 0)
+                shares = (self._cold if has_new else self._warm).setdefault(name, deque(maxlen=REMEMBERED_WINDOWS))
+                shares.append(min(1.0, r.service_cpu_s / r.service_s))
+        self._workers = dict(workers)
 
     def known(self) -> dict[str, float]:
         """Return stage name -> CPUs one busy worker occupies, 0..1, of all stages that were measured."""
-        return {name: self._of(windows) for name, windows in self._windows.items()}
+        return {name: self.of(name) for name in self._cold | self._warm}
 
     def of(self, name: str) -> float:
         """Return the CPUs one busy worker of a stage occupies, 0..1; a whole one until it was measured.
@@ -67,30 +51,23 @@ class CpuShares:
         Args:
             name: of the stage.
         """
-        windows = self._windows.get(name)
-        return self._of(windows) if windows else 1.0
+        warm, cold = self._warm.get(name, ()), self._cold.get(name, ())
+        return max(warm if len(warm) >= ENOUGH_WINDOWS else (*warm, *cold), default=1.0)
 
-    def state_dict(self) -> dict[str, list[list[float]]]:
-        """Return stage name -> [CPU seconds, busy seconds, 1 where CPUs were short] of each window."""
-        return {name: [[w.cpu_s, w.busy_s, float(w.is_crowded)] for w in all_] for name, all_ in self._windows.items()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the shares seen, by stage: of workers that had just started, and of all others."""
+        return {
+            "cold": {name: list(shares) for name, shares in self._cold.items()},
+            "warm": {name: list(shares) for name, shares in self._warm.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave.
 
         Raises:
-            AttributeError, TypeError, ValueError: this is no such state.
+            AttributeError, KeyError, TypeError, ValueError: this is no such state.
         """
-        windows = {
-            str(name): deque((_Window(float(c), float(b), bool(s)) for c, b, s in rows), maxlen=REMEMBERED_WINDOWS)
-            for name, rows in state.items()
-        }
-        if not all(w.busy_s > 0.0 for rows in windows.values() for w in rows):
-            raise ValueError("a window without busy seconds")
-        self._windows = windows
-
-    @staticmethod
-    def _of(windows: deque[_Window]) -> float:
-        free = [w for w in windows if not w.is_crowded]
-        busy_s = sum(w.busy_s for w in free)
-        mean = min(1.0, sum(w.cpu_s for w in free) / busy_s) if free else 0.0
-        return max([mean, *(w.share for w in windows if w.is_crowded)])
+        self._cold, self._warm = (
+            {str(name): deque(map(float, shares), maxlen=REMEMBERED_WINDOWS) for name, shares in state[part].items()}
+            for part in ("cold", "warm")
+        )
