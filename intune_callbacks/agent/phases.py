@@ -31,7 +31,7 @@ class ShellConfig:
         look: decisions of holding before the first look for something better.
         longest: most decisions between two looks; the time doubles while nothing is found.
         gate: gain in value below which a combination of moves is not worth making.
-        worth: expected gain in log throughput that is worth another jump, and a change while holding.
+        worth: expected gain in log throughput that is worth a change while holding.
         memory_limit: share of the memory planned with.
         buffer: batches asked for when jumping.
         usable: share of a stage's largest rate that is aimed at.

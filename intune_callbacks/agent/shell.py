@@ -65,10 +65,11 @@ class Shell(Progress):
             buffer = np.minimum(np.maximum(float(c.buffer), view.low), view.high)
             aimed = np.where(view.is_buffer & view.mask, buffer, target(view, track.curves, c.usable))
         self._look(view, aimed)
-        # What the model takes is read too slow beside workers that start: fewer of them would gain nothing.
-        correction = self._jump & ~track.resized & (track.age > c.jumps[0])
+        # What the model takes is read too slow beside workers that start: fewer of them would gain nothing. Where there
+        # are more than the CPUs allow, the curves do not know what that costs.
+        correction = self._jump & ~track.resized & (track.age > c.jumps[0]) & (view.room >= -1e-6)
         if correction.any():
-            self._jump &= ~correction | (expected_gain(view, track.curves, aimed) > c.worth)
+            self._jump &= ~correction | (expected_gain(view, track.curves, aimed) > 0.0)
         jump = self._jump | self._look_jump | self._again_jump
         # What failed is left alone also where a jump is due.
         jump &= ~self._has_failed(view.value, np.where(view.mask, aimed, view.value))
