@@ -8,7 +8,7 @@ from intune_callbacks.agent.features import features
 from intune_callbacks.agent.moves import MOVES, STAY, allowed, at, best_moves
 from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, Moved, ShellConfig, Values
 from intune_callbacks.agent.progress import Progress
-from intune_callbacks.agent.target import expected_gain, fit_budget, fit_memory, target, windows_for
+from intune_callbacks.agent.target import fit_budget, fit_memory, target, windows_for
 from intune_callbacks.agent.track import NOBODY
 from intune_callbacks.agent.view import Floats, View
 
@@ -65,11 +65,10 @@ class Shell(Progress):
             buffer = np.minimum(np.maximum(float(c.buffer), view.low), view.high)
             aimed = np.where(view.is_buffer & view.mask, buffer, target(view, track.curves, c.usable))
         self._look(view, aimed)
-        # What the model takes is read too slow beside workers that start: fewer of them would gain nothing. Where there
-        # are more than the CPUs allow, the curves do not know what that costs.
-        correction = self._jump & ~track.resized & (track.age > c.jumps[0]) & (view.room >= -1e-6)
-        if correction.any():
-            self._jump &= ~correction | (expected_gain(view, track.curves, aimed) > 0.0)
+        # Beside workers that have just started for the first jump the model is slow, and seems to need fewer.
+        is_correction = (track.age > c.jumps[0]) & (track.age == track.decisions)
+        is_fewer = ~((aimed > view.value) & view.mask).any(1) & (view.room >= -1e-6)
+        self._jump &= ~(is_correction & is_fewer)
         jump = self._jump | self._look_jump | self._again_jump
         # What failed is left alone also where a jump is due.
         jump &= ~self._has_failed(view.value, np.where(view.mask, aimed, view.value))
