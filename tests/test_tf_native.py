@@ -196,7 +196,8 @@ def test_inside_an_interleave_the_calls_are_timed(native: tf_native.Native, key:
     assert sorted(numbers(dataset)) == list(range(30))
     reading = native.read(key)[1]["slow"]
     assert reading.items == 30
-    assert 0.95 <= reading.busy_s / calls.spent_s < 2.0
+    # Three of them share one interpreter: a call takes longer than its sleep.
+    assert 0.95 <= reading.busy_s / calls.spent_s < 3.3
 
 
 def test_iterator_states_can_be_exchanged_with_the_untouched_pipeline(
