@@ -135,6 +135,11 @@ def test_large_tensors_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch
         DatasetGraph(dataset)
 
 
+def test_what_would_take_seconds_to_copy_before_the_first_step_is_refused() -> None:
+    with pytest.raises(CannotRewrite, match="20 MB of tensors"):
+        DatasetGraph(tf.data.Dataset.from_tensor_slices(tf.zeros([5000, 1000])).batch(10))
+
+
 def test_dataset_of_a_graph_is_refused() -> None:
     @tf.function
     def inside():
