@@ -35,8 +35,8 @@ class Ruling:
 class Guard:
     """Clips allocations to what the machine has; independent of any policy.
 
-    CPUs: all workers busy at once may occupy no more than `busy_limit` of the budget. A worker counts with what it
-    took of a CPU in recent windows.
+    CPUs: all workers busy at once may occupy no more than `busy_limit` of the budget. A worker counts with
+    the largest share of a CPU seen in recent windows (`CpuShares`): on a crowded machine the present share is too low.
 
     Memory: with every window full and every new worker started, usage stays below the soft limit. While the size of a
     result is unknown a window at most doubles.

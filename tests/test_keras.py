@@ -270,6 +270,7 @@ class OwnClock(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("unknown", [False, True])
+@three_attempts
 def test_compiling_the_model_is_part_of_the_whole_run(unknown: bool) -> None:
     callback, clock = InTuneCallback(mode="observe", **EAGER), OwnClock()
     inputs = keras.Input((2,), batch_size=8)
@@ -278,9 +279,8 @@ def test_compiling_the_model_is_part_of_the_whole_run(unknown: bool) -> None:
     model.fit(rows(unknown=unknown), verbose=0, callbacks=[callback, clock])
     whole = callback.report["whole"]
     assert clock.wall_s > 0.5
-    # Without compiling at least twice as much would be missing.
-    assert whole["wall_s"] == pytest.approx(clock.wall_s, abs=0.25)
-    assert whole["throughput_samples_per_s"] == pytest.approx(ROWS / whole["wall_s"], rel=0.001)
+    assert whole["wall_s"] == pytest.approx(clock.wall_s, rel=0.03)
+    assert whole["throughput_samples_per_s"] == pytest.approx(ROWS / clock.wall_s, rel=0.03)
     assert whole["paused_s"] > 0.5, "a first call that compiles is neither wait nor the model's time"
 
 

@@ -592,7 +592,7 @@ def test_with_workers_time_and_cpu_of_a_batch_are_seen_from_outside(live: bool) 
     # 24 ms a batch on a free machine, of which 8 are computed; a busy one is slower.
     assert 0.020 < service_s < 0.2 and 0.005 < cpu_s < 0.6 * service_s
     # A loop that does nothing keeps both busy.
-    assert after.blocked_s - before.blocked_s < 0.8 * (after.busy_s - before.busy_s)
+    assert after.blocked_s - before.blocked_s < 0.5 * (after.busy_s - before.busy_s)
     assert after.worker_bytes > 0
 
 
