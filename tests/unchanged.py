@@ -11,16 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from intune_callbacks.monitor import resources
-
 MODES = ("observe", "advise")
-
-
-def know_the_bandwidth() -> None:
-    """Wait for what the first observation of a process measures, in a thread that lives for a moment."""
-    found, end_s = resources._bandwidth(), time.monotonic() + 10.0
-    while not found and time.monotonic() < end_s:
-        time.sleep(0.01)
 
 
 def natives() -> Counter[str]:
@@ -44,7 +35,6 @@ class Census:
     """The most of each kind that were alive at once: native threads, Python's threads, child processes."""
 
     def __init__(self) -> None:
-        know_the_bandwidth()
         self.native: Counter[str] = Counter()
         self.python: Counter[str] = Counter()
         self.children = 0

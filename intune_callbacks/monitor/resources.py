@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +16,7 @@ from intune_callbacks.monitor.device import GpuProbe
 from intune_callbacks.monitor.idle import IdleCpus
 from intune_callbacks.types import Resources
 
-__all__ = ["MachineProbe", "affinity", "cpu_clock_hz", "dram_bytes_per_s"]
+__all__ = ["MachineProbe", "affinity", "cpu_clock_hz"]
 
 
 class MachineProbe:
@@ -72,7 +69,7 @@ class MachineProbe:
         self._memories = [memory for group in groups if (memory := _memory(group)) is not None]
 
     def read(self) -> Resources:
-        """Return what there is right now; the memory bandwidth from when it has been measured, beside the training."""
+        """Return what there is right now."""
         limit_bytes, used_bytes = self._read_memory()
         idle = self._idle.read()
         return Resources(
@@ -82,7 +79,6 @@ class MachineProbe:
             shm_free_bytes=_free_bytes(self._shm),
             gpu_utilisation=self._gpu.read(),
             cpu_clock_hz=cpu_clock_hz(),
-            dram_bytes_per_s=next(iter(_bandwidth()), 0.0),
             cpus_idle=None if idle is None else idle / self._local_ranks,
             local_ranks=self._local_ranks,
         )
@@ -247,30 +243,3 @@ def cpu_clock_hz() -> float:
     except (OSError, NotImplementedError, AttributeError, RuntimeError):
         return 0.0
     return 1e6 * (clock.max or clock.current) if clock else 0.0
-
-
-@functools.cache
-def _bandwidth() -> list[float]:
-    """Measure the memory bandwidth in a thread: it takes up to 60 ms. The list is empty until that is done."""
-    import numpy as np  # noqa: F401 - an import in the thread would be half done in a child forked meanwhile
-
-    found: list[float] = []
-    thread = threading.Thread(target=lambda: found.append(dram_bytes_per_s()), name="intune-bandwidth", daemon=True)
-    with contextlib.suppress(RuntimeError):  # no thread to be had
-        thread.start()
-    return found
-
-
-@functools.cache
-def dram_bytes_per_s() -> float:
-    """Return the bandwidth between CPU and memory, bytes read plus bytes written by the best of three copies."""
-    import numpy as np  # only here: whoever does not measure does not pay for the import
-
-    source = np.ones(1 << 21)  # 16 MiB: more than one core's share of the last-level cache on most machines
-    target = np.empty_like(source)
-    best_s = float("inf")
-    for _ in range(3):
-        begin_s = time.perf_counter()
-        np.copyto(target, source)
-        best_s = min(best_s, time.perf_counter() - begin_s)
-    return 2.0 * source.nbytes / best_s if best_s > 0 else 0.0
