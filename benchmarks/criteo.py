@@ -85,10 +85,12 @@ class _Watch:
             yield from self._process.children(recursive=True)
 
     def _cpu_s(self) -> float:
-        total = 0.0
+        total = time.process_time()  # psutil counts in ticks of 10 ms, and a short run has none
         for process in self._family():
             with contextlib.suppress(psutil.Error):
-                total += sum(process.cpu_times()[:4])  # of itself and of its children that have ended
+                times = process.cpu_times()
+                total += times.children_user + times.children_system  # of children that have ended
+                total += 0.0 if process == self._process else times.user + times.system
         return total
 
     def _sample(self) -> None:
