@@ -14,6 +14,13 @@ from intune_callbacks.lightning_fit import Fit
 __all__ = ["InTuneCallback"]
 
 _NAMES = ("pytorch_lightning", "lightning.pytorch")
+_NOT_USED = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
 _Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 
@@ -157,11 +164,19 @@ class InTuneCallback(_Callback):
         if stage == "fit" and self.config.mode != "off":
             self._fit = Fit(trainer, self.settings)
             self._attach()
+            if any(callback is self for callback in getattr(trainer, "callbacks", ())):
+                self._leave_out_empty_hooks()
 
     @_guarded
     def _attach(self) -> None:
         assert self._fit is not None
         self._fit.attach()
+
+    def _leave_out_empty_hooks(self) -> None:
+        """For the time of the fit, have Lightning not call what does nothing: it takes 2 us for each hook and step."""
+        for name in _NOT_USED:
+            if name not in vars(self) and getattr(type(self), name, None) is getattr(_Callback, name, None):
+                setattr(self, name, None)
 
     @_guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -220,6 +235,9 @@ class InTuneCallback(_Callback):
     def _close(self, show_card: bool = False) -> None:
         fit = self._fit
         if fit is not None:
+            for name in _NOT_USED:
+                if vars(self).get(name, self) is None:
+                    delattr(self, name)
             self.state_dict()
             self.report = fit.close(show_card)
             self._fit = None

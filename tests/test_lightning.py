@@ -297,6 +297,47 @@ def test_the_cost_of_a_batch_is_under_50_us() -> None:
     assert min(spent) < 50e-6
 
 
+UNUSED = ["on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step"]
+
+
+def test_hooks_that_do_nothing_are_not_called_in_a_fit_and_those_of_a_subclass_are() -> None:
+    class Subclass(InTuneCallback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            super().on_train_batch_start(*args)
+            called.append("on_train_batch_start")
+
+    class Around(LIGHTNING.Callback):
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def on_after_backward(self, *args: Any) -> None:
+            self.inner.on_after_backward(*args)
+            called.append("on_after_backward")
+
+        def setup(self, *args: Any, **named: Any) -> None:
+            self.inner.setup(*args, **named)
+
+        def teardown(self, *args: Any, **named: Any) -> None:
+            self.inner.teardown(*args, **named)
+
+    for make, expected in [
+        (lambda: InTuneCallback(show_card=False), []),
+        (lambda: Subclass(show_card=False), ["on_train_batch_start"]),
+        (lambda: Around(InTuneCallback(show_card=False)), ["on_after_backward"]),
+    ]:
+        called: list[str] = []
+        timed: list[str] = []
+        callback = make()
+        trainer = runs.make_trainer(LIGHTNING, callback, max_epochs=1)
+        profile = trainer.profiler.profile
+        trainer.profiler.profile = lambda name, profile=profile, timed=timed: timed.append(name) or profile(name)
+        trainer.fit(runs.make_model(LIGHTNING), runs.shuffled())
+        assert sorted(set(called)) == expected and len(called) == len(expected) * trainer.global_step
+        ours = {name.rpartition(".")[2] for name in timed if callback.state_key in name}
+        assert set(UNUSED) & ours == (set(UNUSED) if isinstance(callback, Around) else set(expected))
+        assert all(callable(getattr(callback, name)) for name in UNUSED)  # as before, once the fit is over
+
+
 # -- what is logged, shown, saved --------------------------------------------------------------------------------------
 
 

@@ -554,6 +554,33 @@ def test_a_fetch_that_is_long_now_and_then_waits_for_its_reads() -> None:
     assert watch.counters.busy_s > 3.0
 
 
+@pytest.mark.parametrize(
+    ("model_s", "fetch_s", "reads"), [(0.0001, 0.0001, 400), (0.0001, 0.02, 1600), (0.02, 0.0001, 1600)]
+)
+def test_the_cpu_clock_is_read_now_and_then_where_steps_are_quick(model_s: float, fetch_s: float, reads: int) -> None:
+    """A look at a thread's clock costs as much as a quick fetch; how much of one is CPU time is still measured."""
+    wall_s, cpu_s, read = [0.0], [0.0], [0]
+
+    def cpu() -> float:
+        read[0] += 1
+        return cpu_s[0]
+
+    def fetches() -> Iterator[int]:
+        for batch in range(800):
+            wall_s[0] += fetch_s
+            cpu_s[0] += 0.25 * fetch_s
+            yield batch
+
+    watch, batches = Watch(0, 1, Clock(lambda: wall_s[0], cpu)), fetches()
+    for _ in range(800):
+        watch.fetch(batches)
+        wall_s[0] += model_s
+        cpu_s[0] += model_s
+    assert watch.counters.busy_s == pytest.approx(800 * fetch_s)
+    assert watch.counters.cpu_s == pytest.approx(0.25 * watch.counters.busy_s)
+    assert 100 <= read[0] <= reads
+
+
 def test_the_time_of_a_batch_is_that_of_whole_rounds_where_batches_come_in_bursts() -> None:
     """Four workers take 1.4 s each: four batches come within .2 s, every one of them waited for, then none."""
     wall_s = [0.0]
