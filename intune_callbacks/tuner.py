@@ -124,9 +124,14 @@ class Tuner:
         self._pipeline = pipeline
         if self.frozen is not None:
             return
+        before = {stage.name: stage.current for stage in self._stages}
         try:
             self._carry_over()
-            self._settle()
+            if {stage.name: stage.current for stage in self._stages} == before:
+                # The same as before, so what is being measured goes on: else short epochs would never be judged.
+                self._window.rebase(pipeline.stats())
+            else:
+                self._settle()
         except Exception as error:
             self._freeze(error)
 

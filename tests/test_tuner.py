@@ -332,6 +332,23 @@ def test_a_new_epochs_pipeline_gets_the_tuned_allocation() -> None:
     assert loop.run(tuner, seconds=5.0)[0].before["decode"] == 5
 
 
+def test_loaders_that_are_new_in_each_short_epoch_are_tuned_and_their_own_counters_judged() -> None:
+    """As with `reload_dataloaders_every_n_epochs=1`: an epoch here is shorter than a window."""
+    loop, script = FakeLoop(starved()), Script({}, {}, {"decode": 4, "decode.window": 16})
+    tuner, decisions = tuner_of(loop.pipeline, policy=script), []
+    for _ in range(12):
+        decisions += loop.run(tuner, seconds=0.9)
+        fresh = FakePipeline({"decode": Work(0.1, cv=0.2)}, loop.pipeline.machine, depth=2)
+        tuner.rebind(fresh)
+        loop.pipeline = fresh
+    assert any(decision.applied for decision in decisions) and loop.pipeline.values["decode"] == 4
+    first = decisions[0].observation
+    assert first.elapsed_s >= 1.0 and first.batches_per_s == pytest.approx(10.0, rel=0.2)
+    for decision in decisions[:2]:
+        assert decision.observation.rates["decode"].service_s == pytest.approx(0.1, rel=0.3)
+        assert decision.observation.rates["decode"].items_per_batch == pytest.approx(1.0, abs=0.5)
+
+
 def test_a_pipeline_that_was_never_changed_is_not_touched_at_an_epoch() -> None:
     loop = FakeLoop(starved())
     tuner = tuner_of(loop.pipeline, policy=Script())

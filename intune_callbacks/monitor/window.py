@@ -105,6 +105,14 @@ class Window:
         self._totals, self._samples, self._stats = totals, samples, stats
         self._exposed_wait_s = exposed_wait_s or 0.0
 
+    def rebase(self, stats: PipelineStats) -> None:
+        """Go on with the counters of another pipeline, which begins now; time and samples go on.
+
+        Args:
+            stats: its counters.
+        """
+        self._stats = stats
+
     def observe(
         self,
         totals: StepTotals,
