@@ -297,7 +297,13 @@ def test_the_cost_of_a_batch_is_under_50_us() -> None:
     assert min(spent) < 50e-6
 
 
-UNUSED = ["on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step"]
+UNUSED = [
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+]
 
 
 def test_hooks_that_do_nothing_are_not_called_in_a_fit_and_those_of_a_subclass_are() -> None:
