@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.policies.observe import Scalar
+from benchmarks.policies.others import Autotune, PlumberLP, Unoptimized, WaterFilling
 from intune_callbacks.agent.baselines import ClosedForm, EvenSplit, HillClimb, ModelJump
 from intune_callbacks.agent.network import Network
 from intune_callbacks.agent.shell import Shell
 from intune_callbacks.agent.view import Bools, Floats
 from intune_callbacks.errors import InTuneError
-from intune_callbacks.sim.baselines import Autotune, PlumberLP, Unoptimized, WaterFilling
-from intune_callbacks.sim.observe import Scalar
 from intune_callbacks.sim.scenarios import Controller
 
 __all__ = ["BASE", "DQN", "METHODS", "OPTIONAL", "Missing", "build", "named"]
@@ -37,7 +37,7 @@ def _random_moves() -> Controller:
 
 def _literal() -> Controller:
     try:
-        from intune_callbacks.sim.literal import LiteralDQN
+        from benchmarks.policies.literal import LiteralDQN
     except ImportError as error:
         raise Missing(str(error)) from error
     if not LITERAL_WEIGHTS.is_file():
@@ -58,8 +58,8 @@ def _shipped() -> Controller:
 
 def _fine_tuned() -> Controller:
     try:
+        from benchmarks.policies.fine_tuned import FineTuned
         from intune_callbacks.agent.weights import shipped
-        from intune_callbacks.sim.tuned import FineTuned
 
         return FineTuned(shipped())
     except (ImportError, InTuneError) as error:

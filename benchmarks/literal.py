@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from benchmarks.output import arguments, numbers, write
-from intune_callbacks.sim.literal import LiteralDQN
-from intune_callbacks.sim.literal_train import pretrain
+from benchmarks.policies.literal import LiteralDQN
+from benchmarks.policies.literal_train import pretrain
 
 __all__ = ["WEIGHTS", "main"]
 

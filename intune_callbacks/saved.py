@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from intune_callbacks import plain_yaml
 from intune_callbacks.course import describe
 from intune_callbacks.errors import warn
 from intune_callbacks.files import write_whole
@@ -20,12 +19,12 @@ from intune_callbacks.history import Decision
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation
 
-__all__ = ["WarmStart", "write_found"]
+__all__ = ["WarmStart", "parse_found", "write_found"]
 
 log = logging.getLogger(__name__)
 
 FOUND, STATE = "found.yaml", "state.json"
-FORMAT = 1
+FORMAT = 2
 HEADER = """\
 # What InTune found in this run: how many workers and results ahead, and the setting it was found in.
 #
@@ -33,7 +32,8 @@ HEADER = """\
 #   in a recipe    intune run NAME intune.warm_start={folder}
 #
 # starts the next run from it, if that has the same fingerprint; otherwise it starts anew and says why. The values under
-# `allocation` may be edited; what the machine does not allow is cut. What the agent learned is in {state}.
+# `allocation` may be edited; what the machine does not allow is cut. What the agent learned is in {state}. Below is
+# JSON, which every reader of YAML reads; lines that begin with # are comments.
 """
 
 
@@ -100,7 +100,7 @@ def write_found(
     }
     run = folder.parent if ranks > 1 else folder
     write_whole(folder / STATE, state)
-    write_whole(folder / FOUND, HEADER.format(folder=json.dumps(str(run)), state=STATE) + plain_yaml.dump(tree))
+    write_whole(folder / FOUND, HEADER.format(folder=json.dumps(str(run)), state=STATE) + _text(tree))
     return folder / FOUND
 
 
@@ -187,6 +187,26 @@ class WarmStart:
         return f"the fingerprint is the same{f', the machine allows {_listed(cut)}' if cut else ''}"
 
 
+def parse_found(text: str) -> dict[str, Any]:
+    """Return what `found.yaml` holds; its comments are lines of their own.
+
+    Raises:
+        ValueError: naming the line, for what is not JSON, and naming the key that is there twice.
+    """
+    found = json.loads(re.sub(r"(?m)^ *#.*$", "", text), object_pairs_hook=_once)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a mapping, found {type(found).__name__}")
+    return found
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return tree
+
+
 def _best(decisions: Sequence[Decision], summary: Mapping[str, Any]) -> tuple[Allocation, Mapping[str, Any]]:
     """Return the best allocation that was measured, and how it did: a run may have ended on a trial."""
     now = {stage["name"]: stage["current"] for stage in summary["stages"]}
@@ -197,7 +217,16 @@ def _best(decisions: Sequence[Decision], summary: Mapping[str, Any]) -> tuple[Al
 
 
 def _figures(side: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: side[key] for key in ("throughput_samples_per_s", "wait_frac")}
+    return {
+        key: None if side[key] is None else round(side[key], 4) for key in ("throughput_samples_per_s", "wait_frac")
+    }
+
+
+def _text(tree: Mapping[str, Any]) -> str:
+    """Return JSON with what holds nothing but values on one line: a stage is one line."""
+    text = json.dumps(tree, indent=2, allow_nan=False)
+    # JSON has no line break inside a text, so a brace at the end of a line opens a mapping.
+    return re.sub(r"\{\n([^{}]*)\n *\}", lambda part: "{" + re.sub(r"\n *", " ", part[1]).strip() + "}", text) + "\n"
 
 
 def _file(source: str, rank: int, world: int) -> Path:
@@ -219,8 +248,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         Unfit: for what it did not write.
     """
     try:
-        found = plain_yaml.load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = parse_found(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise Unfit(f"{path} cannot be read: {error}") from None
     if not {"format", "allocation", "fingerprint", "state"} <= set(found):
         raise Unfit(f"{path} is not what InTune wrote at the end of a run")

@@ -93,4 +93,4 @@ def edit(folder: Path, *changes: tuple[str, str]) -> None:
 
 def line_of(folder: Path, stage: str) -> str:
     lines = (folder / "found.yaml").read_text().splitlines()
-    return next(line for line in lines if line.startswith(f"  {stage}: "))
+    return next(line for line in lines if line.startswith(f'    "{stage}": '))

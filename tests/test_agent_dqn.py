@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from views import a_network, plain
 
+from benchmarks.policies.sim_pipeline import SimPipeline
 from intune_callbacks.agent.baselines import make_policy
 from intune_callbacks.agent.dqn import Dqn
 from intune_callbacks.agent.network import Network
@@ -21,7 +22,6 @@ from intune_callbacks.agent.phases import ShellConfig
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.errors import ConfigError, MissingPackage
 from intune_callbacks.sim.oracle import best
-from intune_callbacks.sim.pipeline import SimPipeline
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Observation, Proposal, Resources, StageRates
 

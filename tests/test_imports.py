@@ -25,7 +25,6 @@ LEVELS = {
     "config": 1,
     "files": 1,
     "fingerprint": 1,
-    "plain_yaml": 1,
     "spelling": 1,
     "advice": 2,
     "pipelines": 2,
@@ -59,7 +58,7 @@ ONLY_THE_PROTOCOL = ("monitor", "agent", "guard", "history", "course")
 TORCH = {module for module in MODULES if module.startswith("pipelines.torch")} | {"pipelines.find", "monitor.device"}
 # Learning needs torch; deciding needs numpy only.
 LEARNING = {"agent.learner", "sim.pretrain", "sim.lessons"} | {
-    module for module in MODULES if module.startswith(("agent.online", "sim.literal"))
+    module for module in MODULES if module.startswith("agent.online")
 }
 LIGHTNING = {module for module in MODULES if module.startswith("lightning")}
 FRAMEWORKS = {

@@ -17,10 +17,10 @@ import pytest
 from fakes import FakeLoop
 from saved_runs import refused, save, started, three_stages, tuner_of
 
-from intune_callbacks import plain_yaml
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.fit import Settings, TunedFit
 from intune_callbacks.report import build_report, end_card
+from intune_callbacks.saved import parse_found
 from intune_callbacks.tuner import Tuner
 
 # -- modes, ranks, arguments -------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_the_fits_of_all_callbacks_save_and_start_by_rank(tmp_path: Path) -> Non
             report = fit.finish(None)
             used[source, rank] = report.get("warm_start")
             began[source, rank] = report["before"]["allocation"]
-            found[source, rank] = plain_yaml.load((tmp_path / f"rank{rank}" / "found.yaml").read_text())
+            found[source, rank] = parse_found((tmp_path / f"rank{rank}" / "found.yaml").read_text())
     for rank in (0, 1):
         assert used[None, rank] is None
         assert used[str(tmp_path), rank] == {"from": str(tmp_path), "used": True, "why": "the fingerprint is the same"}
@@ -187,8 +187,8 @@ def test_lightning_starts_warm_and_sees_the_same(tmp_path: Path, capsys: pytest.
     assert first.report["changes"] >= 1 and "warm_start" not in first.report
     # What so short a run finds depends on what else the machine does; a value that was edited does not.
     text = (tmp_path / "x" / "found.yaml").read_text()
-    (tmp_path / "x" / "found.yaml").write_text(re.sub(r'( load: {"value": )\d+', r"\g<1>3", text))
-    found = plain_yaml.load((tmp_path / "x" / "found.yaml").read_text())
+    (tmp_path / "x" / "found.yaml").write_text(re.sub(r'("load": {"value": )\d+', r"\g<1>3", text))
+    found = parse_found((tmp_path / "x" / "found.yaml").read_text())
     assert found["fingerprint"]["batch_size"] == 4
 
     second = InTuneCallback(run_dir=str(tmp_path / "y"), warm_start=str(tmp_path / "x"), **OFTEN)
@@ -245,7 +245,7 @@ def test_keras_starts_warm_and_sees_the_same(tmp_path: Path) -> None:
     first = InTuneCallback(run_dir=str(tmp_path), show_card=False, **OFTEN)
     cold = fit(first)
     assert first.report["changes"] >= 1
-    found = plain_yaml.load((tmp_path / "found.yaml").read_text())
+    found = parse_found((tmp_path / "found.yaml").read_text())
     assert found["fingerprint"]["batch_size"] == runs.BATCH
     second = InTuneCallback(warm_start=str(tmp_path), show_card=False, **OFTEN)
     warm = fit(second)

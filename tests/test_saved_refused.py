@@ -184,12 +184,19 @@ def of_shell(**changes: Any) -> Callable[[dict[str, Any]], Any]:
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "nothing there": (lambda f: [file.unlink() for file in f.iterdir()], "there is no "),
-    "empty": (lambda f: (f / "found.yaml").write_text(""), "is not what InTune wrote"),
+    "empty": (lambda f: (f / "found.yaml").write_text(""), "found.yaml cannot be read: Expecting value: line 1"),
     "binary": (lambda f: (f / "found.yaml").write_bytes(bytes(range(256))), "found.yaml cannot be read: "),
-    "foreign": (lambda f: (f / "found.yaml").write_text("seed: 1\nmodel:\n  layers: 2\n"), "is not what InTune wrote"),
-    "a list": (lambda f: (f / "found.yaml").write_text("- 1\n- 2\n"), "found.yaml cannot be read: line 1: '- 1'"),
+    "foreign": (lambda f: (f / "found.yaml").write_text('{"seed": 1}'), "is not what InTune wrote"),
+    "of another format": (
+        lambda f: (f / "found.yaml").write_text("format: 1\n"),
+        "cannot be read: Expecting value: line 1",
+    ),
+    "a list": (
+        lambda f: (f / "found.yaml").write_text("[1, 2]"),
+        "cannot be read: expected a mapping, found list",
+    ),
     "truncated": (lambda f: os.truncate(f / "found.yaml", 700), ""),
-    "another format": (lambda f: edit(f, ("format: 1", "format: 2")), "format: 2 there, 1 here"),
+    "another format": (lambda f: edit(f, ('"format": 2', '"format": 3')), "format: 3 there, 2 here"),
     "no state": (lambda f: (f / "state.json").unlink(), "state.json cannot be read: "),
     "state elsewhere": (
         lambda f: edit(f, ('"state.json"', '"/dev/zero"')),
@@ -202,7 +209,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated state": (lambda f: os.truncate(f / "state.json", 99), "state.json is not the one that was written with"),
     "state of another run": (lambda f: (f / "state.json").write_text("{}"), "is not the one that was written with"),
     "no fingerprint": (
-        lambda f: edit(f, ("fingerprint:", "fingerprint: 3\nother:")),
+        lambda f: edit(f, ('"fingerprint":', '"fingerprint": 3, "other":')),
         "it could not be taken over: TypeError",
     ),
     "state is a list": (lambda f: rewrite_state(f, lambda s: [1]), "it could not be taken over: "),

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.policies.observe import MEMORY_BYTES, Scalar, arrays, observe
+from benchmarks.policies.others import Autotune, PlumberLP, Unoptimized, WaterFilling, output_time, water_fill
 from intune_callbacks.agent.baselines import ClosedForm, EvenSplit, HillClimb, ModelJump
 from intune_callbacks.agent.fitter import Fitter
 from intune_callbacks.agent.live import view_of
 from intune_callbacks.agent.view import Floats, View
-from intune_callbacks.sim.baselines import Autotune, PlumberLP, Unoptimized, WaterFilling, output_time, water_fill
 from intune_callbacks.sim.env import DOWN, Env
 from intune_callbacks.sim.machines import BUFFER, Machines, sample
-from intune_callbacks.sim.observe import MEMORY_BYTES, Scalar, arrays, observe
 from intune_callbacks.sim.scenarios import Controller
 from intune_callbacks.types import Observation, Policy, Proposal
 

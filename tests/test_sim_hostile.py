@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from views import a_network, plain
 
+from benchmarks.policies.sim_pipeline import SimPipeline
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.sim.env import Env
 from intune_callbacks.sim.hostile import EPOCH, KINDS, HostileEnv, draw
 from intune_callbacks.sim.machines import SLOTS, Machines, sample
-from intune_callbacks.sim.pipeline import SimPipeline
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Pipeline
 

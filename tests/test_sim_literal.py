@@ -9,10 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from intune_callbacks.agent.moves import MOVES
-from intune_callbacks.agent.view import View
-from intune_callbacks.sim.env import Env
-from intune_callbacks.sim.literal import (
+from benchmarks.policies.literal import (
     LiteralDQN,
     LiteralNetwork,
     Seen,
@@ -22,10 +19,13 @@ from intune_callbacks.sim.literal import (
     moves_of,
     reward,
 )
+from intune_callbacks.agent.moves import MOVES
+from intune_callbacks.agent.view import View
+from intune_callbacks.sim.env import Env
 from intune_callbacks.sim.machines import BUFFER, Machines, sample
 
 pytest.importorskip("torch")
-from intune_callbacks.sim.literal_train import LiteralConfig, LiteralLearner, TunedLiteralDQN, pretrain
+from benchmarks.policies.literal_train import LiteralConfig, LiteralLearner, TunedLiteralDQN, pretrain
 
 TINY = LiteralConfig(hidden=16, machines=16, decisions=16, batch=32)
 

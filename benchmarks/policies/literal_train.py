@@ -11,11 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from intune_callbacks.agent.moves import MOVES
-from intune_callbacks.agent.network import PARAMETERS
-from intune_callbacks.agent.view import Floats, Ints, View
-from intune_callbacks.sim.env import Env
-from intune_callbacks.sim.literal import (
+from benchmarks.policies.literal import (
     FACTORS,
     LiteralDQN,
     LiteralNetwork,
@@ -26,6 +22,10 @@ from intune_callbacks.sim.literal import (
     moves_of,
     reward,
 )
+from intune_callbacks.agent.moves import MOVES
+from intune_callbacks.agent.network import PARAMETERS
+from intune_callbacks.agent.view import Floats, Ints, View
+from intune_callbacks.sim.env import Env
 from intune_callbacks.sim.machines import Machines, sample
 
 __all__ = ["LiteralConfig", "LiteralLearner", "TunedLiteralDQN", "pretrain"]
