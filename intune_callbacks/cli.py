@@ -1,25 +1,23 @@
-"""The `intune` command: list, copy and run the recipes."""
+"""The `intune` command."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import recipes
 from intune_callbacks import __version__
-from intune_callbacks.config import MODES
 from intune_callbacks.errors import BadData, BuildFailed, ConfigError, MissingPackage
 
 __all__ = ["main"]
 
 MINUTES, QUICK_DECISIONS = 60.0, 40_000
-DEMO = "dlrm-lightning"
-OVERRIDES = "keys of the recipe to change, such as batch_size=256 or intune.mode=advise"
+COMMANDS = "intune_callbacks.commands"
+"""Group of the entry points of installed packages that add commands: each a function of argparse's subparsers."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,28 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"intune {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    ls = commands.add_parser("ls", help="list the recipes, each with the extra it needs")
-    ls.set_defaults(command=_ls)
-
-    cp = commands.add_parser("cp", help="copy a recipe's configuration, to edit it")
-    cp.add_argument("name", metavar="NAME", help="one of `intune ls`")
-    cp.add_argument("file", metavar="FILE", type=Path, help="where the copy goes")
-    cp.add_argument("--force", action="store_true", help="overwrite FILE")
-    cp.set_defaults(command=_cp)
-
-    run = commands.add_parser("run", help="run a recipe, or an edited copy of one")
-    run.add_argument("name", metavar="NAME|FILE", help="one of `intune ls`, or a configuration file")
-    run.add_argument("words", metavar="key=value", nargs="*", help=OVERRIDES)
-    run.add_argument("--mode", choices=MODES, help="what the tuner does; wins over the recipe")
-    run.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
-    run.set_defaults(command=_run)
-
-    demo = commands.add_parser("demo", help="run a recipe twice, untuned and tuned, and compare")
-    demo.add_argument("words", metavar="NAME|key=value", nargs="*", help=f"as for `run`; NAME is {DEMO} by default")
-    demo.add_argument("--mode", choices=MODES, help="what the tuner does in the second run")
-    demo.set_defaults(command=_demo)
+    # Recipes and examples build upon this package, so they bring their commands along, not it theirs.
+    for entry in entry_points(group=COMMANDS):
+        entry.load()(commands)
     _add_watch(commands)
-    _add_plan(commands)
     _add_pretrain(commands)
 
     doctor = commands.add_parser("doctor", help="say what this machine and the installed packages allow")
@@ -106,25 +86,6 @@ def _add_watch(commands: Any) -> None:
     watch.add_argument("folder", metavar="DIR", type=Path, help="the job's run_dir")
     watch.add_argument("--wait", metavar="S", type=float, default=300.0, help="seconds to wait for its first decision")
     watch.set_defaults(command=_watch)
-
-
-def _add_plan(commands: Any) -> None:
-    plan = commands.add_parser("plan", help="say which GPU would hold which embedding table; needs no GPU")
-    plan.add_argument(
-        "--tables", metavar="NAME|FILE", required=True, help="criteo-1tb-40m, ..., or a file of row counts"
-    )
-    plan.add_argument("--gpus", metavar="N", type=int, required=True, help="number of GPUs")
-    plan.add_argument("--hbm", metavar="SIZE", required=True, help="memory of each, such as 40GiB")
-    plan.add_argument("--host", metavar="SIZE", help="host memory that may hold tables (default none)")
-    plan.add_argument("--dim", metavar="D", type=int, help="width of the embeddings (default 128)")
-    plan.add_argument("--dtype", metavar="TYPE", help="of the tables: fp32 (default) or fp16")
-    plan.add_argument("--optimizer", metavar="NAME", help="rowwise-adagrad (default), adagrad or sgd")
-    plan.add_argument("--batch", metavar="B", type=int, help="samples per step over all GPUs (default 65536)")
-    plan.add_argument("--bags", metavar="N,N,...", help="ids per sample and table, or mlperf (default 1)")
-    plan.add_argument("--max-rows", metavar="N", type=int, help="cap of every table's rows")
-    plan.add_argument("--reserve", metavar="FRAC", type=float, help="share of memory left free (default 0.15)")
-    plan.add_argument("--json", metavar="FILE", type=Path, help="write the plan there as well")
-    plan.set_defaults(command=_plan)
 
 
 def _add_pretrain(commands: Any) -> None:
@@ -160,52 +121,6 @@ def _add_compare(commands: Any) -> None:
     compare.set_defaults(command=_compare)
 
 
-def _ls(options: argparse.Namespace) -> int:
-    width, wide = (max(len(word(name)) for name in recipes.names()) for word in (str, recipes.needs))
-    for name in recipes.names():
-        print(f"{name:<{width}}  {recipes.needs(name):<{wide}}  {recipes.summary(name)}")
-    print("\n[...] is the extra that a recipe needs, as in: python -m pip install '.[dlrm]'     in a clone")
-    return 0
-
-
-def _cp(options: argparse.Namespace) -> int:
-    source = recipes.source(options.name)
-    if options.file.exists() and not options.force:
-        print(f"intune: {options.file} exists; give --force to overwrite it", file=sys.stderr)
-        return 1
-    shutil.copyfile(source, options.file)
-    print(f"copied to {options.file}; run it with: intune run {options.file}")
-    return 0
-
-
-def _run(options: argparse.Namespace) -> int:
-    from recipes import config
-
-    resolved = config.load(recipes.source(options.name), [*options.words, *_mode(options)])
-    if options.dry_run:
-        mode, source = resolved.mode
-        print(f"# intune.mode in force: {mode} (from {source})")
-        print(config.dump(resolved.config), end="")
-        return 0
-    from recipes import runner
-
-    runner.run(resolved)
-    return 0
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from recipes import config, demo
-
-    named = bool(options.words) and "=" not in options.words[0]
-    name, overrides = (options.words[0], options.words[1:]) if named else (DEMO, options.words)
-    demo.run(config.load(recipes.source(name), [*demo.DEFAULTS, *overrides, *_mode(options)]))
-    return 0
-
-
-def _mode(options: argparse.Namespace) -> list[str]:
-    return [] if options.mode is None else [f"intune.mode={options.mode}"]
-
-
 def _watch(options: argparse.Namespace) -> int:
     from intune_callbacks.watch import watch
 
@@ -229,13 +144,6 @@ def _compare(options: argparse.Namespace) -> int:
     from intune_callbacks.page import commands
 
     return commands.compare(options.first, options.second, options.html, options.open)
-
-
-def _plan(options: argparse.Namespace) -> int:
-    from dlrm_examples import plan_text
-
-    given = {key: value for key, value in vars(options).items() if value is not None and key not in ("command", "json")}
-    return plan_text.run(*plan_text.ask(**given), options.json)
 
 
 def _pretrain(options: argparse.Namespace) -> int:

@@ -110,6 +110,12 @@ def test_frameworks_are_imported_in_their_own_module_only(module: str) -> None:
     assert not foreign
 
 
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_the_package_does_not_know_what_is_built_upon_it(module: str) -> None:
+    above = {"recipes", "dlrm_examples", "benchmarks", "tests"}
+    assert not above & {name.split(".")[0] for name in imported(module)}
+
+
 def test_package_imports_fast_and_without_frameworks() -> None:
     code = (
         "import sys, time; begin = time.perf_counter(); import intune_callbacks; "

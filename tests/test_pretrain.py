@@ -29,7 +29,6 @@ from intune_callbacks.sim.lessons import LessonsConfig  # noqa: E402
 from intune_callbacks.sim.machines import Machines, sample  # noqa: E402
 from intune_callbacks.sim.oracle import best  # noqa: E402
 from intune_callbacks.sim.pretrain import CHECKPOINT, WEIGHTS, PretrainConfig, Pretraining, pretrain  # noqa: E402
-from intune_callbacks.sim.progress import Progress  # noqa: E402
 from intune_callbacks.sim.scenarios import Run, make  # noqa: E402
 
 TOY_LESSONS = LessonsConfig(machines=64, decisions=32, labelled=16, fresh_share=1.0, resized_share=0.0)
@@ -308,29 +307,6 @@ def test_paired_interval_holds_the_difference() -> None:
     # Twice the standard error to each side.
     assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * 0.1 / 20, rel=0.15)
     assert card.paired(theirs, theirs) == {"mean": 0.0, "low": 0.0, "high": 0.0}
-
-
-def test_progress_is_a_line_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    now_s = [0.0]
-    with Progress(5.0, Clock(wall=lambda: now_s[0])) as progress:
-        for second in range(12):
-            now_s[0] = float(second)
-            progress.show(second / 12, lambda: f"at {now_s[0]:.0f}")
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["0%", "at", "0"],
-        ["42%", "at", "5"],
-        ["83%", "at", "10"],
-    ]
-
-
-def test_progress_is_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("rich")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    with Progress() as progress:
-        progress.say(0.5, "half of it")
-    printed = capsys.readouterr().out
-    assert "━" in printed and "50%" in printed and "half of it" in printed
 
 
 # -- configuration and command ---------------------------------------------------------------------------------------

@@ -26,12 +26,13 @@ from intune_callbacks.sim import card
 from intune_callbacks.sim.lessons import Lessons
 from intune_callbacks.sim.machines import SLOTS, Machines, sample
 from intune_callbacks.sim.pretrain_config import PretrainConfig
-from intune_callbacks.sim.progress import Progress
+from intune_callbacks.spelling import wrapped
 from intune_callbacks.types import Clock
 
 __all__ = ["CHECKPOINT", "WEIGHTS", "PretrainConfig", "Pretraining", "pretrain"]
 
-CHECKPOINT, WEIGHTS, CHECKPOINT_EVERY_S = "checkpoint.pt", "weights.npz", 60.0
+CHECKPOINT, WEIGHTS = "checkpoint.pt", "weights.npz"
+CHECKPOINT_EVERY_S, LINE_EVERY_S = 60.0, 5.0
 STREAM = 7
 """First part of the random seed: no seed makes the lessons repeat the machines policies are compared on."""
 SMOOTHING = 0.01
@@ -217,15 +218,16 @@ def _check(out: Path, resume: bool) -> None:
 
 
 def _run(training: Pretraining, checkpoint: Path, clock: Clock) -> None:
-    saved_s = clock.wall()
-    with Progress(clock=clock) as progress:
-        while training.share < 1.0:
-            training.step()
-            progress.show(training.share, training.line)
-            if clock.wall() - saved_s >= CHECKPOINT_EVERY_S:
-                training.save(checkpoint)
-                saved_s = clock.wall()
-        progress.say(1.0, training.line())
+    saved_s = told_s = clock.wall()
+    while training.share < 1.0:
+        training.step()
+        now_s = clock.wall()
+        if now_s - told_s >= LINE_EVERY_S or training.share >= 1.0:
+            print(wrapped(f"{training.share:4.0%}  {training.line()}"), flush=True)
+            told_s = now_s
+        if now_s - saved_s >= CHECKPOINT_EVERY_S:
+            training.save(checkpoint)
+            saved_s = clock.wall()
     training.save(checkpoint)
 
 

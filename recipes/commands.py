@@ -1,0 +1,118 @@
+"""What the `intune` command does with recipes and examples; the entry point `recipes` in pyproject.toml adds it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import recipes
+from intune_callbacks.config import MODES
+
+__all__ = ["add"]
+
+DEMO = "dlrm-lightning"
+OVERRIDES = "keys of the recipe to change, such as batch_size=256 or intune.mode=advise"
+
+
+def add(commands: Any) -> None:
+    """Add `ls`, `cp`, `run`, `demo` and `plan`.
+
+    Args:
+        commands: what `argparse.ArgumentParser.add_subparsers` returned.
+    """
+    ls = commands.add_parser("ls", help="list the recipes, each with the extra it needs")
+    ls.set_defaults(command=_ls)
+
+    cp = commands.add_parser("cp", help="copy a recipe's configuration, to edit it")
+    cp.add_argument("name", metavar="NAME", help="one of `intune ls`")
+    cp.add_argument("file", metavar="FILE", type=Path, help="where the copy goes")
+    cp.add_argument("--force", action="store_true", help="overwrite FILE")
+    cp.set_defaults(command=_cp)
+
+    run = commands.add_parser("run", help="run a recipe, or an edited copy of one")
+    run.add_argument("name", metavar="NAME|FILE", help="one of `intune ls`, or a configuration file")
+    run.add_argument("words", metavar="key=value", nargs="*", help=OVERRIDES)
+    run.add_argument("--mode", choices=MODES, help="what the tuner does; wins over the recipe")
+    run.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+    run.set_defaults(command=_run)
+
+    demo = commands.add_parser("demo", help="run a recipe twice, untuned and tuned, and compare")
+    demo.add_argument("words", metavar="NAME|key=value", nargs="*", help=f"as for `run`; NAME is {DEMO} by default")
+    demo.add_argument("--mode", choices=MODES, help="what the tuner does in the second run")
+    demo.set_defaults(command=_demo)
+    _add_plan(commands)
+
+
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser("plan", help="say which GPU would hold which embedding table; needs no GPU")
+    plan.add_argument(
+        "--tables", metavar="NAME|FILE", required=True, help="criteo-1tb-40m, ..., or a file of row counts"
+    )
+    plan.add_argument("--gpus", metavar="N", type=int, required=True, help="number of GPUs")
+    plan.add_argument("--hbm", metavar="SIZE", required=True, help="memory of each, such as 40GiB")
+    plan.add_argument("--host", metavar="SIZE", help="host memory that may hold tables (default none)")
+    plan.add_argument("--dim", metavar="D", type=int, help="width of the embeddings (default 128)")
+    plan.add_argument("--dtype", metavar="TYPE", help="of the tables: fp32 (default) or fp16")
+    plan.add_argument("--optimizer", metavar="NAME", help="rowwise-adagrad (default), adagrad or sgd")
+    plan.add_argument("--batch", metavar="B", type=int, help="samples per step over all GPUs (default 65536)")
+    plan.add_argument("--bags", metavar="N,N,...", help="ids per sample and table, or mlperf (default 1)")
+    plan.add_argument("--max-rows", metavar="N", type=int, help="cap of every table's rows")
+    plan.add_argument("--reserve", metavar="FRAC", type=float, help="share of memory left free (default 0.15)")
+    plan.add_argument("--json", metavar="FILE", type=Path, help="write the plan there as well")
+    plan.set_defaults(command=_plan)
+
+
+def _ls(options: argparse.Namespace) -> int:
+    width, wide = (max(len(word(name)) for name in recipes.names()) for word in (str, recipes.needs))
+    for name in recipes.names():
+        print(f"{name:<{width}}  {recipes.needs(name):<{wide}}  {recipes.summary(name)}")
+    print("\n[...] is the extra that a recipe needs, as in: python -m pip install '.[dlrm]'     in a clone")
+    return 0
+
+
+def _cp(options: argparse.Namespace) -> int:
+    source = recipes.source(options.name)
+    if options.file.exists() and not options.force:
+        print(f"intune: {options.file} exists; give --force to overwrite it", file=sys.stderr)
+        return 1
+    shutil.copyfile(source, options.file)
+    print(f"copied to {options.file}; run it with: intune run {options.file}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from recipes import config
+
+    resolved = config.load(recipes.source(options.name), [*options.words, *_mode(options)])
+    if options.dry_run:
+        mode, source = resolved.mode
+        print(f"# intune.mode in force: {mode} (from {source})")
+        print(config.dump(resolved.config), end="")
+        return 0
+    from recipes import runner
+
+    runner.run(resolved)
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from recipes import config, demo
+
+    named = bool(options.words) and "=" not in options.words[0]
+    name, overrides = (options.words[0], options.words[1:]) if named else (DEMO, options.words)
+    demo.run(config.load(recipes.source(name), [*demo.DEFAULTS, *overrides, *_mode(options)]))
+    return 0
+
+
+def _mode(options: argparse.Namespace) -> list[str]:
+    return [] if options.mode is None else [f"intune.mode={options.mode}"]
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from dlrm_examples import plan_text
+
+    given = {key: value for key, value in vars(options).items() if value is not None and key not in ("command", "json")}
+    return plan_text.run(*plan_text.ask(**given), options.json)
