@@ -16,19 +16,19 @@ import numpy as np
 
 from benchmarks.agent_methods import BASE, DQN, METHODS, OPTIONAL, Missing, build, named
 from benchmarks.output import arguments, table, words, write
-from intune_callbacks.agent.view import Bools, Floats
 from intune_callbacks.config import nearest
-from intune_callbacks.sim.card import paired, score
-from intune_callbacks.sim.machines import Machines
-from intune_callbacks.sim.oracle import trace
-from intune_callbacks.sim.scenarios import SCENARIOS, Run, make, play
+from intune_callbacks.decide.view import Bools, Floats
+from intune_callbacks.pretrain.machines import Machines
+from intune_callbacks.pretrain.model_card import paired, score
+from intune_callbacks.pretrain.oracle import trace
+from intune_callbacks.pretrain.scenarios import SCENARIOS, Run, make, play
 
 __all__ = ["Setting", "differences", "main", "oracle", "run", "situations"]
 
 ORACLE_PARTS = 4
 LONGEST_S = 7200.0
 QUICK_MACHINES = 8
-SLOW = ("jump + hold (shipped)", "closed form", "hill climb", "even split")
+SLOW = ("model-jump", "hill climb", "even split")
 """One Python object per machine: these go first, or the others wait for them in the end."""
 
 

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.policies.hill_climb import HillClimb
 from benchmarks.policies.observe import Scalar
 from benchmarks.policies.others import Autotune, PlumberLP, Unoptimized, WaterFilling
-from intune_callbacks.agent.baselines import ClosedForm, EvenSplit, HillClimb, ModelJump
-from intune_callbacks.agent.network import Network
-from intune_callbacks.agent.shell import Shell
-from intune_callbacks.agent.view import Bools, Floats
+from intune_callbacks.decide.dqn import ModelJump
+from intune_callbacks.decide.network import Network
+from intune_callbacks.decide.policies import EvenSplit
+from intune_callbacks.decide.shell import Shell
+from intune_callbacks.decide.view import Bools, Floats
 from intune_callbacks.errors import InTuneError
-from intune_callbacks.sim.scenarios import Controller
+from intune_callbacks.pretrain.scenarios import Controller
 
 __all__ = ["BASE", "DQN", "METHODS", "OPTIONAL", "Missing", "build", "named"]
 
@@ -49,7 +51,7 @@ def _literal() -> Controller:
 
 def _shipped() -> Controller:
     try:
-        from intune_callbacks.agent.weights import shipped
+        from intune_callbacks.decide.network import shipped
 
         return Shell(shipped())
     except (ImportError, InTuneError) as error:
@@ -59,7 +61,7 @@ def _shipped() -> Controller:
 def _fine_tuned() -> Controller:
     try:
         from benchmarks.policies.fine_tuned import FineTuned
-        from intune_callbacks.agent.weights import shipped
+        from intune_callbacks.decide.network import shipped
 
         return FineTuned(shipped())
     except (ImportError, InTuneError) as error:
@@ -70,11 +72,10 @@ METHODS: dict[str, Callable[[], Controller]] = {
     "unoptimized": Unoptimized,
     "even split": lambda: Scalar(EvenSplit),
     "hill climb": lambda: Scalar(HillClimb),
-    "closed form": lambda: Scalar(ClosedForm),
     "water-filling": WaterFilling,
     "Plumber LP": PlumberLP,
     "HILL_CLIMB of TF 2.11": Autotune,
-    "jump + hold (shipped)": lambda: Scalar(ModelJump),
+    "model-jump": lambda: Scalar(ModelJump),
     BASE: lambda: Shell(None),
     "random moves": _random_moves,
 }

@@ -1,7 +1,7 @@
 """The simulator's throughput against real torchdata pipelines on the emulated machine, for random pipelines.
 
-A pipeline runs under a fixed random allocation and is measured, and `intune_callbacks.sim.flow` is asked for the same
-machine. Workers stay within the CPUs: the emulated machine has no caches, interference or time slicing to compare.
+A pipeline runs under a fixed random allocation and is measured, and `intune_callbacks.pretrain.flow` is asked for the
+same machine. Workers stay within the CPUs: the emulated machine has no caches, interference or time slicing to compare.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from benchmarks.emulated import VirtualMachine
 from benchmarks.live_cases import Live
 from benchmarks.live_loop import ENDLESS
 from benchmarks.output import arguments, write
-from intune_callbacks.agent.view import Floats
-from intune_callbacks.sim.flow import flow
-from intune_callbacks.sim.machines import MOST_WORKER_STAGES, Machines, sample
+from intune_callbacks.decide.view import Floats
+from intune_callbacks.pretrain.flow import flow
+from intune_callbacks.pretrain.machines import MOST_WORKER_STAGES, Machines, sample
 from intune_callbacks.tuner import Tuner
 
 __all__ = ["AGREE", "Stretch", "compare", "main", "measure", "simulate", "simulated"]

@@ -24,19 +24,18 @@ import numpy as np
 
 from benchmarks.decision_pipeline import Synthetic
 from benchmarks.output import arguments, numbers, write
-from intune_callbacks.agent.dqn import Dqn
-from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT, features
-from intune_callbacks.agent.fitter import Fitter
-from intune_callbacks.agent.live import view_of
-from intune_callbacks.agent.moves import allowed, best_moves
-from intune_callbacks.agent.network import PARAMETERS, Network
-from intune_callbacks.agent.phases import ShellConfig, Values
-from intune_callbacks.agent.target import target
-from intune_callbacks.agent.track import Track
-from intune_callbacks.agent.view import Floats, Ints, View
-from intune_callbacks.agent.weights import shipped
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.guard import Guard
+from intune_callbacks.decide.counts import StageCounts
+from intune_callbacks.decide.dqn import Dqn
+from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT, features
+from intune_callbacks.decide.live import view_of
+from intune_callbacks.decide.moves import allowed, best_moves
+from intune_callbacks.decide.network import PARAMETERS, Network, shipped
+from intune_callbacks.decide.phases import ShellConfig, Values
+from intune_callbacks.decide.target import target
+from intune_callbacks.decide.track import Track
+from intune_callbacks.decide.view import Floats, Ints, View
+from intune_callbacks.guard.guard import Guard
 
 __all__ = ["PHASES", "cost", "decisions", "main", "parts", "run"]
 
@@ -132,11 +131,11 @@ def _parts(pipeline: Synthetic, count: int) -> dict[str, list[float]]:
     c = PHASES["burst"]
     policy, guard, clock = Dqn(config=c), Guard(TunerConfig()), _Clock()
     network: Values = shipped()
-    fitter, track = Fitter(), None
+    known, track = StageCounts(), None
     for _ in range(SETTLING + count):
         seen = pipeline.observe()
-        clock("fitter", partial(fitter.learn, seen))
-        counts = clock("counts", fitter.counts)
+        clock("learn", partial(known.learn, seen))
+        counts = clock("counts", known.of_stages)
         view = clock("view", partial(view_of, seen, pipeline.cpu_share, counts))
         track = track or Track(view)
         clock("track", partial(track.update, view))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.emulated import SHARES, VirtualMachine, irregular
-from intune_callbacks.monitor.wait import StepTimer
+from intune_callbacks.measure.wait import StepTimer
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation, Pipeline
 

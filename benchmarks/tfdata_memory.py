@@ -15,7 +15,7 @@ from benchmarks.emulated import SHARES, VirtualMachine
 from benchmarks.live_loop import ENDLESS, Case, Loop, even_start
 from benchmarks.tfdata_cases import AUTOTUNE, PREFETCH, Charged
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.monitor.resources import MachineProbe
+from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Resources

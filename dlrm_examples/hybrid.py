@@ -23,7 +23,7 @@ from dlrm_examples.layers_torch import BagsOfIds
 from dlrm_examples.model_torch import DLRM, DLRMConfig
 from intune_callbacks.config import choice_problem, number_problem
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.monitor.resources import MachineProbe
+from intune_callbacks.measure.resources import MachineProbe
 
 __all__ = ["OPTIMIZERS", "SHARDINGS", "HybridDLRM", "build", "set_rate"]
 

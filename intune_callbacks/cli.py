@@ -122,7 +122,7 @@ def _add_compare(commands: Any) -> None:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from intune_callbacks.watch import watch
+    from intune_callbacks.show.watch import watch
 
     return watch(options.folder, wait_s=options.wait)
 
@@ -135,19 +135,19 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from intune_callbacks.page import commands
+    from intune_callbacks.show.page import commands
 
     return commands.report(options.directory, options.out, options.open)
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from intune_callbacks.page import commands
+    from intune_callbacks.show.page import commands
 
     return commands.compare(options.first, options.second, options.html, options.open)
 
 
 def _pretrain(options: argparse.Namespace) -> int:
-    from intune_callbacks.sim.pretrain import PretrainConfig, pretrain
+    from intune_callbacks.pretrain.training import PretrainConfig, pretrain
 
     given: dict[str, Any] = {"eval_static": 8, "eval_resize": 4} if options.quick else {}
     length = {"decisions": options.decisions, "minutes": options.minutes}

@@ -14,7 +14,7 @@ from intune_callbacks.errors import ConfigError
 __all__ = ["MODES", "POLICIES", "TunerConfig", "choice_problem", "nearest", "number_problem", "resolve_mode", "sourced"]
 
 MODES = ("off", "observe", "advise", "tune")
-POLICIES = ("dqn", "model-jump", "hill-climb", "closed-form", "even")
+POLICIES = ("dqn", "model-jump", "even")
 WORKER_KINDS = ("process", "thread")
 MODE_VARIABLE = "INTUNE_MODE"
 

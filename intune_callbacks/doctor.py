@@ -11,10 +11,10 @@ import psutil
 
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.installing import install_line, lower_bounds
-from intune_callbacks.monitor.resources import MachineProbe, affinity
+from intune_callbacks.measure.resources import MachineProbe, affinity
 from intune_callbacks.pipelines import tf_build
-from intune_callbacks.spelling import percent
 from intune_callbacks.types import Probe
+from intune_callbacks.words import percent
 
 __all__ = ["Finding", "examine", "text"]
 

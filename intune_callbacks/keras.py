@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.fit import Settings, notes_given
-from intune_callbacks.keras_fit import Fit
+from intune_callbacks.session.arguments import Face, guarded
+from intune_callbacks.session.keras_fit import Fit
 
 __all__ = ["InTuneCallback"]
-
-_Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 
 def _callback_base() -> type:
@@ -29,21 +25,6 @@ def _callback_base() -> type:
     return base
 
 
-def _guarded(hook: _Hook) -> _Hook:
-    """Make a hook a no-op outside a tuned fit, and an error of ours a frozen tuner instead of a stopped training."""
-
-    @functools.wraps(hook)
-    def call(self: InTuneCallback, *args: Any, **kwargs: Any) -> None:
-        if self._fit is None:
-            return
-        try:
-            hook(self, *args, **kwargs)
-        except Exception as error:
-            self._fit.give_up(hook.__name__, error)
-
-    return call  # type: ignore[return-value]
-
-
 if TYPE_CHECKING:
 
     class _Callback: ...
@@ -52,7 +33,7 @@ else:
     _Callback = _callback_base()
 
 
-class InTuneCallback(_Callback):
+class InTuneCallback(Face, _Callback):
     """Keeps the training fed: re-sizes the running `tf.data` pipeline, without losing, repeating or reordering a batch.
 
     Examples:
@@ -79,76 +60,17 @@ class InTuneCallback(_Callback):
     ``verbose=2`` it is ``intune/wait_frac``, for there Keras prints numbers only. The first step of a fit compiles the
     model and fills the pipeline, and is not measured. On TensorFlow a batch counts as many samples as a full one.
 
-    Args:
-        mode: ``off`` (no trace), ``observe`` (measure and report), ``advise`` (also say what it would do) or ``tune``;
-            None is ``tune``. The environment variable ``INTUNE_MODE`` wins over this argument.
-        policy: who decides; one of `intune_callbacks.config.POLICIES`.
-        run_dir: folder for ``history.jsonl``, ``report.json`` and what a later run can start from, ``found.yaml`` and
-            ``state.json`` (in ``rank{r}`` below it when there are several ranks); None writes no file.
-        show_card: print the end card at rank zero.
-        warm_start: `run_dir` of an earlier run, or the path of its ``found.yaml``: start from what that found, if
-            stages, batch size, CPUs, memory limit, library versions, policy and number of ranks are the same.
-            Otherwise, or if there is no such file yet, start anew; a warning and the report say why. What this
-            callback found in a fit before goes first.
-        decide_every_s: as in `TunerConfig`, and so are all that follow.
-        decide_every_batches: fewest batches between two decisions.
-        warmup_batches: first batches that are not judged.
-        memory_soft_limit: share of the memory limit the pipeline may plan with, 0..1.
-        cpus: CPUs the pipeline may use; None reads affinity and cgroup quota at each decision.
-        trainer_cpus: CPUs left to the training loop itself.
-        max_workers: upper limit of workers per stage.
-        workers_kind: what the workers of a map-style DataLoader are: ``process``, ``thread``, or None for what the
-            loader has. A loader with ``num_workers=0`` is left alone unless a kind is named: its dataset may need the
-            training process.
-        fine_tune: let the policy ``dqn`` go on learning from this run.
-
     Attributes:
         report: what `report.json` holds; filled at the end of a fit. After an exception in the training it is filled
             at the next fit, or when Python ends.
 
     Raises:
-        ConfigError: with all wrong arguments at once.
         MissingPackage: on import, when Keras 3 is not installed.
     """
 
     # There is no `on_train_batch_end`: with one, Keras waits for the results of each step to hand them over.
 
-    @notes_given
-    def __init__(
-        self,
-        mode: str | None = None,
-        policy: str = "dqn",
-        run_dir: str | None = None,
-        show_card: bool = True,
-        warm_start: str | None = None,
-        decide_every_s: float = 1.0,
-        decide_every_batches: int = 10,
-        warmup_batches: int = 20,
-        memory_soft_limit: float = 0.90,
-        cpus: float | None = None,
-        trainer_cpus: float = 1.0,
-        max_workers: int | None = None,
-        workers_kind: str | None = None,
-        fine_tune: bool = False,
-    ) -> None:
-        super().__init__()
-        self.settings = Settings.checked(
-            mode,
-            run_dir,
-            show_card,
-            warm_start,
-            policy=policy,
-            decide_every_s=decide_every_s,
-            decide_every_batches=decide_every_batches,
-            warmup_batches=warmup_batches,
-            memory_soft_limit=memory_soft_limit,
-            cpus=cpus,
-            trainer_cpus=trainer_cpus,
-            max_workers=max_workers,
-            workers_kind=workers_kind,
-            fine_tune=fine_tune,
-        )
-        self.config, self.mode_source = self.settings.config, self.settings.mode_source
+    def _prepare(self) -> None:
         self._fit: Fit | None = None
         self._last: Fit | None = None
         self._report: dict[str, Any] = {}
@@ -168,27 +90,27 @@ class InTuneCallback(_Callback):
             self._fit = self._last
             self._start(sys._getframe(1), last)
 
-    @_guarded
+    @guarded
     def _start(self, frame: Any, last: Fit | None) -> None:
         assert self._fit is not None
         self._fit.start(frame, self, last)
 
-    @_guarded
+    @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         assert self._fit is not None
         self._fit.epoch_begin(epoch, getattr(self, "params", None) or {})
 
-    @_guarded
+    @guarded
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._fit is not None
         self._fit.batch_begin()
 
-    @_guarded
+    @guarded
     def on_test_begin(self, logs: Any = None) -> None:
         assert self._fit is not None
         self._fit.pause()
 
-    @_guarded
+    @guarded
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         assert self._fit is not None
         self._fit.pause()

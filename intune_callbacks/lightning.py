@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.fit import Settings, notes_given
-from intune_callbacks.lightning_fit import Fit
+from intune_callbacks.session.arguments import Face, guarded
+from intune_callbacks.session.lightning_fit import Fit
 
 __all__ = ["InTuneCallback"]
 
@@ -21,7 +19,6 @@ _NOT_USED = (
     "on_after_backward",
     "on_before_optimizer_step",
 )
-_Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 
 def _callback_bases() -> tuple[type, ...]:
@@ -37,21 +34,6 @@ def _callback_bases() -> tuple[type, ...]:
     return tuple(bases)
 
 
-def _guarded(hook: _Hook) -> _Hook:
-    """Make a hook a no-op outside a tuned fit, and an error of ours a frozen tuner instead of a stopped training."""
-
-    @functools.wraps(hook)
-    def call(self: InTuneCallback, *args: Any, **kwargs: Any) -> None:
-        if self._fit is None:
-            return
-        try:
-            hook(self, *args, **kwargs)
-        except Exception as error:
-            self._fit.give_up(hook.__name__, error)
-
-    return call  # type: ignore[return-value]
-
-
 if TYPE_CHECKING:
 
     class _Callback: ...
@@ -60,7 +42,7 @@ else:
     _Callback = type("_Callback", _callback_bases(), {})
 
 
-class InTuneCallback(_Callback):
+class InTuneCallback(Face, _Callback):
     """Keeps the trainer fed: re-sizes the running train loaders, without losing, repeating or reordering a sample.
 
     Examples:
@@ -82,73 +64,14 @@ class InTuneCallback(_Callback):
     The progress bar shows one field, the share of data wait at first and now, such as ``in=34%>4%``.
     Each rank of a distributed run tunes its own loaders with its share of the node's CPUs; nothing is exchanged.
 
-    Args:
-        mode: ``off`` (no trace), ``observe`` (measure and report), ``advise`` (also say what it would do) or ``tune``;
-            None is ``tune``. The environment variable ``INTUNE_MODE`` wins over this argument.
-        policy: who decides; one of `intune_callbacks.config.POLICIES`.
-        run_dir: folder for ``history.jsonl``, ``report.json`` and what a later run can start from, ``found.yaml`` and
-            ``state.json`` (in ``rank{r}`` below it when there are several ranks); None writes no file.
-        show_card: print the end card at rank zero.
-        warm_start: `run_dir` of an earlier run, or the path of its ``found.yaml``: start from what that found, if
-            stages, batch size, CPUs, memory limit, library versions, policy and number of ranks are the same.
-            Otherwise, or if there is no such file yet, start anew; a warning and the report say why. What a resumed
-            checkpoint holds goes first.
-        decide_every_s: as in `TunerConfig`, and so are all that follow.
-        decide_every_batches: fewest batches between two decisions.
-        warmup_batches: first batches that are not judged.
-        memory_soft_limit: share of the memory limit the pipeline may plan with, 0..1.
-        cpus: CPUs the pipeline may use; None reads affinity and cgroup quota at each decision.
-        trainer_cpus: CPUs left to the training loop itself.
-        max_workers: upper limit of workers per stage.
-        workers_kind: what the workers of a map-style DataLoader are: ``process``, ``thread``, or None for what the
-            loader has. A loader with ``num_workers=0`` is left alone unless a kind is named: its dataset may need the
-            training process.
-        fine_tune: let the policy ``dqn`` go on learning from this run.
-
     Attributes:
         report: what `report.json` holds; filled at the end of a fit.
 
     Raises:
-        ConfigError: with all wrong arguments at once.
         MissingPackage: on import, when neither Lightning is installed.
     """
 
-    @notes_given
-    def __init__(
-        self,
-        mode: str | None = None,
-        policy: str = "dqn",
-        run_dir: str | None = None,
-        show_card: bool = True,
-        warm_start: str | None = None,
-        decide_every_s: float = 1.0,
-        decide_every_batches: int = 10,
-        warmup_batches: int = 20,
-        memory_soft_limit: float = 0.90,
-        cpus: float | None = None,
-        trainer_cpus: float = 1.0,
-        max_workers: int | None = None,
-        workers_kind: str | None = None,
-        fine_tune: bool = False,
-    ) -> None:
-        super().__init__()
-        self.settings = Settings.checked(
-            mode,
-            run_dir,
-            show_card,
-            warm_start,
-            policy=policy,
-            decide_every_s=decide_every_s,
-            decide_every_batches=decide_every_batches,
-            warmup_batches=warmup_batches,
-            memory_soft_limit=memory_soft_limit,
-            cpus=cpus,
-            trainer_cpus=trainer_cpus,
-            max_workers=max_workers,
-            workers_kind=workers_kind,
-            fine_tune=fine_tune,
-        )
-        self.config, self.mode_source = self.settings.config, self.settings.mode_source
+    def _prepare(self) -> None:
         self.report: dict[str, Any] = {}
         self._fit: Fit | None = None
         self._saved: dict[str, Any] = {}
@@ -167,7 +90,7 @@ class InTuneCallback(_Callback):
             if any(callback is self for callback in getattr(trainer, "callbacks", ())):
                 self._leave_out_empty_hooks()
 
-    @_guarded
+    @guarded
     def _attach(self) -> None:
         assert self._fit is not None
         self._fit.attach()
@@ -178,38 +101,38 @@ class InTuneCallback(_Callback):
             if name not in vars(self) and getattr(type(self), name, None) is getattr(_Callback, name, None):
                 setattr(self, name, None)
 
-    @_guarded
+    @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         assert self._fit is not None
         self._fit.start(self._restored)
         self._restored = {}
 
-    @_guarded
+    @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         assert self._fit is not None
         self._fit.epoch_begin()
 
-    @_guarded
+    @guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._fit is not None
         self._fit.batch(batch)
 
-    @_guarded
+    @guarded
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         assert self._fit is not None
         self._fit.pause()
 
-    @_guarded
+    @guarded
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         assert self._fit is not None
         self._fit.pause()
 
-    @_guarded
+    @guarded
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         assert self._fit is not None
         self._fit.pause()
 
-    @_guarded
+    @guarded
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         assert self._fit is not None
         self._fit.end()

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from intune_callbacks.agent.baselines import make_policy
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.course import Course, Mark
+from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.errors import warn
-from intune_callbacks.guard import Guard, Ruling
-from intune_callbacks.history import Decision, History
-from intune_callbacks.monitor.freed import LARGE_BYTES, Freed
-from intune_callbacks.monitor.pace import Pace
-from intune_callbacks.monitor.resources import MachineProbe
-from intune_callbacks.monitor.steady import NO_ROUND, round_of
-from intune_callbacks.monitor.wait import StepTotals
-from intune_callbacks.monitor.window import Window
-from intune_callbacks.net import Net, Return
+from intune_callbacks.guard.guard import Guard, Ruling
+from intune_callbacks.guard.net import Net, Return
+from intune_callbacks.measure.freed import LARGE_BYTES, Freed
+from intune_callbacks.measure.pace import Pace
+from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.measure.steady import NO_ROUND, round_of
+from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.measure.window import Window
 from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.record.before_after import BeforeAfter, Mark
+from intune_callbacks.record.history import Decision, History
 from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Proposal, Resources, Stage
 
 __all__ = ["Tuner"]
@@ -64,7 +64,7 @@ class Tuner:
         self._window = Window()
         self._totals = StepTotals()
         self._samples = 0
-        self._course = Course()
+        self._before_after = BeforeAfter()
         self._pending: Decision | None = None
         self._stages: tuple[Stage, ...] = ()
         self._carried: Allocation = {}
@@ -90,10 +90,10 @@ class Tuner:
         try:
             if not self._pace.is_due(totals):
                 return None
-            self._course.now = Mark(totals, self._samples)
+            self._before_after.now = Mark(totals, self._samples)
             if self._pace.is_measuring:
                 return self._turn(totals, exposed_wait_s)
-            self._course.begin()
+            self._before_after.begin()
             self._window.restart(totals, self._samples, self._pipeline.stats(), exposed_wait_s)
             self._pace.measure(totals, self._net.is_trying, self._round)
         except Exception as error:
@@ -148,24 +148,24 @@ class Tuner:
 
     def summary(self) -> dict[str, Any]:
         """Return all that the report needs, in plain JSON types."""
-        course = self._course
-        course.now = Mark(self._totals, self._samples)
-        first = course.before[0].allocation if course.before else {}
+        seen = self._before_after
+        seen.now = Mark(self._totals, self._samples)
+        first = seen.before[0].allocation if seen.before else {}
         events = [*self.history.events, *([self._pending] if self._pending and self._pending.is_eventful else [])]
         return {
             "mode": self.config.mode,
             "policy": self.policy.name,
             "frozen": self.frozen,
-            "changes": course.changes,
-            "settled_after_s": course.settled_after_s,
+            "changes": seen.changes,
+            "settled_after_s": seen.settled_after_s,
             "wall_s": self._totals.wall_s,
             "steps": self._totals.steps,
             "samples": self._samples,
             "stages": [asdict(stage) | {"first": first.get(stage.name, stage.current)} for stage in self._stages],
             "memory_soft_limit": self.config.memory_soft_limit,
-            "before": course.describe_before(),
-            "after": course.describe_after(),
-            "whole": course.whole(),
+            "before": seen.describe_before(),
+            "after": seen.describe_after(),
+            "whole": seen.whole(),
             "trials_s": self._net.harm_s,
             "best": self._net.best,
             "decisions": [decision.to_json() for decision in events],
@@ -177,7 +177,7 @@ class Tuner:
         allocation = {stage.name: stage.current for stage in self._stages}
         return {
             "mode": self.config.mode,
-            "allocation": self._carried | allocation if self._course.changes or self._carried else {},
+            "allocation": self._carried | allocation if self._before_after.changes or self._carried else {},
             "policy": {"name": self.policy.name, "state": self.policy.state_dict()},
             "guard": self._guard.state_dict(),
             "history": [*self._past, *tail][-SAVED_DECISIONS:],
@@ -232,7 +232,7 @@ class Tuner:
             epoch_batches=self._epoch_batches,
             remaining_batches=None if self._batches is None else max(0, self._batches - totals.steps),
         )
-        self._course.observed(observation)
+        self._before_after.observed(observation)
         self._net.begin(observation.stages)
         self._net.watch(observation, totals)
         decision = self._decide(observation)
@@ -320,7 +320,7 @@ class Tuner:
         resize_s = self._clock.wall() - begin_s
         after = before | {name: value for name, value in applied.items() if name in before}
         if after != before:
-            self._course.changed()
+            self._before_after.changed()
             self._net.changed(after)
             self._read_stages()
         return after, resize_s
@@ -328,7 +328,7 @@ class Tuner:
     def _carry_over(self) -> None:
         """Bring the pipeline to the allocation that was tuned before, within what the guard permits now."""
         wanted = dict(self._carried)
-        if self._course.changes:
+        if self._before_after.changes:
             wanted |= {stage.name: stage.current for stage in self._stages}
         stages = _movable(self._read_stages())
         self._net.begin(stages)
@@ -355,7 +355,7 @@ class Tuner:
 
     def _note(self, settled: bool) -> None:
         if settled:
-            self._course.settled(self._totals.wall_s)
+            self._before_after.settled(self._totals.wall_s)
 
     def _freeze(self, error: Exception) -> None:
         self.frozen = f"{type(error).__name__}: {error}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from intune_callbacks.card import show
-from intune_callbacks.page.commands import at_the_end
-from intune_callbacks.report import write_report
-from intune_callbacks.spelling import amount, percent
+from intune_callbacks.record.report import write_report
+from intune_callbacks.show.card import show
+from intune_callbacks.show.page.commands import at_the_end
+from intune_callbacks.words import amount, percent
 from recipes import runner
 from recipes.config import Resolved
 from recipes.outcome import result_table

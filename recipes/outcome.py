@@ -12,12 +12,12 @@ from dlrm_examples.schedule import Schedule
 from dlrm_examples.sizes import DLRMConfig
 from dlrm_examples.tables import TABLES
 from dlrm_examples.tsv import hashed_table_rows
-from intune_callbacks.course import describe
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.monitor.resources import MachineProbe
-from intune_callbacks.report import build_report
-from intune_callbacks.spelling import amount, four_digits, number
+from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.record.before_after import describe
+from intune_callbacks.record.report import build_report
 from intune_callbacks.types import Observation, Stage
+from intune_callbacks.words import amount, four_digits, number
 from recipes.config import Config
 from recipes.sections import HASHED
 

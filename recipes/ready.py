@@ -10,7 +10,7 @@ from dlrm_examples.compressed import compression
 from dlrm_examples.formats import Content, Reader, parse_selected, row_offsets, scan
 from dlrm_examples.tsv import Rows
 from intune_callbacks.errors import BadData, ConfigError
-from intune_callbacks.files import unwritable
+from intune_callbacks.record.files import unwritable
 from recipes.config import Config
 from recipes.outcome import files, table_rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.monitor.resources import MachineProbe
+from intune_callbacks.measure.resources import MachineProbe
 from recipes.outcome import table_rows
 from recipes.sections import Config
 

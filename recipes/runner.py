@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from intune_callbacks.card import show
-from intune_callbacks.page.commands import at_the_end
-from intune_callbacks.report import write_report
+from intune_callbacks.record.report import write_report
+from intune_callbacks.show.card import show
+from intune_callbacks.show.page.commands import at_the_end
 from recipes.config import Config, Resolved
 from recipes.outcome import Outcome, files, result_table
 from recipes.ready import check_ready

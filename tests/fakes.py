@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from intune_callbacks.history import Decision
-from intune_callbacks.monitor.wait import StepTotals
-from intune_callbacks.monitor.window import Window
+from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.measure.window import Window
 from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.record.history import Decision
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation, Clock, Observation, PipelineStats, Resources, Stage, StageStats
 

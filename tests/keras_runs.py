@@ -18,8 +18,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
-from intune_callbacks import keras_fit
 from intune_callbacks.keras import InTuneCallback
+from intune_callbacks.session import keras_fit
 from intune_callbacks.tuner import Tuner
 
 ROWS, BATCH = 96, 4

@@ -10,8 +10,8 @@ from typing import Any
 from fakes import GB, MB, FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.history import History
-from intune_callbacks.report import build_report, write_report
+from intune_callbacks.record.history import History
+from intune_callbacks.record.report import build_report, write_report
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Observation, Proposal
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from intune_callbacks.advice import to_set
+from intune_callbacks.measure.advice import to_set
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.types import Stage
 

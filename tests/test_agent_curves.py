@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from views import a_view
 
-from intune_callbacks.agent.curves import Curves
-from intune_callbacks.agent.ordering import in_order_efficiency
-from intune_callbacks.agent.target import fit_budget, fit_memory, target, windows_for
-from intune_callbacks.agent.view import View
+from intune_callbacks.decide.curves import Curves
+from intune_callbacks.decide.ordering import in_order_efficiency
+from intune_callbacks.decide.target import fit_budget, fit_memory, target, windows_for
+from intune_callbacks.decide.view import View
 
 # Seconds: constant, per worker more, per pair of workers.
 SCALING = {

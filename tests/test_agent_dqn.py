@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from views import a_network, plain
 
 from benchmarks.policies.sim_pipeline import SimPipeline
-from intune_callbacks.agent.baselines import make_policy
-from intune_callbacks.agent.dqn import Dqn
-from intune_callbacks.agent.network import Network
-from intune_callbacks.agent.phases import ShellConfig
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.decide.dqn import Dqn
+from intune_callbacks.decide.network import Network
+from intune_callbacks.decide.phases import ShellConfig
+from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.errors import ConfigError, MissingPackage
-from intune_callbacks.sim.oracle import best
+from intune_callbacks.pretrain.oracle import best
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Observation, Proposal, Resources, StageRates
 
@@ -306,7 +306,7 @@ def test_fine_tuning_is_for_the_dqn_only() -> None:
 
 
 def test_fine_tuning_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "intune_callbacks.agent.online", None)
+    monkeypatch.setitem(__import__("sys").modules, "intune_callbacks.decide.online", None)
     with pytest.raises(MissingPackage, match="torch"):
         make_policy("dqn", fine_tune=True)
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from views import a_view, row_of
 
-from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT, features
-from intune_callbacks.agent.shell import Shell
-from intune_callbacks.agent.target import target
-from intune_callbacks.agent.track import Track
-from intune_callbacks.agent.view import View
-from intune_callbacks.sim.env import Env
-from intune_callbacks.sim.machines import BUFFER, sample
+from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT, features
+from intune_callbacks.decide.shell import Shell
+from intune_callbacks.decide.target import target
+from intune_callbacks.decide.track import Track
+from intune_callbacks.decide.view import View
+from intune_callbacks.pretrain.env import Env
+from intune_callbacks.pretrain.machines import BUFFER, sample
 
 
 def state(view: View, track: Track | None = None) -> tuple[Any, Any]:

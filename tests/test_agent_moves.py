@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from views import a_view
 
-from intune_callbacks.agent.moves import MOVES, STAY, allowed, best_moves
+from intune_callbacks.decide.moves import MOVES, STAY, allowed, best_moves
 
 QUANTA = 4
 

@@ -15,13 +15,13 @@ torch = pytest.importorskip("torch")
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work, best_static  # noqa: E402
 from views import a_network  # noqa: E402
 
-from intune_callbacks.agent import online  # noqa: E402
-from intune_callbacks.agent.baselines import make_policy  # noqa: E402
-from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT  # noqa: E402
-from intune_callbacks.agent.network import PARAMETERS, Network  # noqa: E402
-from intune_callbacks.agent.online import FEWEST, UPDATES, WAITING, FineTuner  # noqa: E402
-from intune_callbacks.agent.phases import Moved  # noqa: E402
 from intune_callbacks.config import TunerConfig  # noqa: E402
+from intune_callbacks.decide import online  # noqa: E402
+from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT  # noqa: E402
+from intune_callbacks.decide.network import PARAMETERS, Network  # noqa: E402
+from intune_callbacks.decide.online import FEWEST, UPDATES, WAITING, FineTuner  # noqa: E402
+from intune_callbacks.decide.phases import Moved  # noqa: E402
+from intune_callbacks.decide.policies import make_policy  # noqa: E402
 from intune_callbacks.tuner import Tuner  # noqa: E402
 
 NAME = "intune-fine-tuning"

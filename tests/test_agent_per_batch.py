@@ -10,8 +10,7 @@ from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune_callbacks.agent.fitter import Fitter
-from intune_callbacks.agent.per_batch import ItemsPerBatch
+from intune_callbacks.decide.counts import ItemsPerBatch, StageCounts
 from intune_callbacks.types import Observation
 
 SEEN = FakeLoop(FakePipeline({"read": Work(0.1), "map": Work(0.1)}, FakeMachine())).observe()
@@ -53,10 +52,10 @@ def test_queues_that_fill_and_drain_leave_it_as_it_is(size: int, windows: list[t
 
 def test_a_deep_window_that_drains_does_not_make_its_stage_look_free() -> None:
     """800 results wait behind a slow item; while they are taken their stage makes next to nothing."""
-    line, fitter = Line(1), Fitter()
+    line, counts = Line(1), StageCounts()
     for made, batches in (*[(30, 30)] * 10, *[(100, 0)] * 8, *[(2, 60)] * 13):
-        fitter.learn(line.window(made, made, batches))
-    assert {name: fit.items_per_batch for name, fit in fitter.fits().items()} == {"read": 1.0, "map": 1.0}
+        counts.learn(line.window(made, made, batches))
+    assert {name: each.items_per_batch for name, each in counts.of_stages().items()} == {"read": 1.0, "map": 1.0}
 
 
 def test_counts_go_on_after_a_restart() -> None:

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from views import a_network, a_view, plain, roomy, row_of
 
-from intune_callbacks.agent.features import OF_SLOT
-from intune_callbacks.agent.moves import STAY
-from intune_callbacks.agent.phases import BURST, CONFIRM, HOLD, JUMP, ShellConfig, Values
-from intune_callbacks.agent.shell import Shell
-from intune_callbacks.agent.view import View
-from intune_callbacks.agent.weights import shipped
-from intune_callbacks.sim.env import Env
-from intune_callbacks.sim.machines import BUFFER, Machines, sample
-from intune_callbacks.sim.oracle import best
+from intune_callbacks.decide.features import OF_SLOT
+from intune_callbacks.decide.moves import STAY
+from intune_callbacks.decide.network import shipped
+from intune_callbacks.decide.phases import BURST, CONFIRM, HOLD, JUMP, ShellConfig, Values
+from intune_callbacks.decide.shell import Shell
+from intune_callbacks.decide.view import View
+from intune_callbacks.pretrain.env import Env
+from intune_callbacks.pretrain.machines import BUFFER, Machines, sample
+from intune_callbacks.pretrain.oracle import best
 
 SLOWEST = OF_SLOT.index("ln(capacity / capacity of the slowest slot) / 2, 0..1.5")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from views import a_view
 
-from intune_callbacks.agent.track import KEPT, Track
-from intune_callbacks.agent.view import View
+from intune_callbacks.decide.track import KEPT, Track
+from intune_callbacks.decide.view import View
 
 FIRST, SECOND = [8.0, 8.0], [12.0, 4.0]
 

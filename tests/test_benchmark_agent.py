@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks import agent
 from benchmarks.agent_methods import METHODS, OPTIONAL, Missing, build, named
-from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT
-from intune_callbacks.agent.network import Network
-from intune_callbacks.sim.machines import sample
-from intune_callbacks.sim.scenarios import SCENARIOS, Controller, Scenario, play
+from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT
+from intune_callbacks.decide.network import Network
+from intune_callbacks.pretrain.machines import sample
+from intune_callbacks.pretrain.scenarios import SCENARIOS, Controller, Scenario, play
 
 COLUMNS = ["method", "mean", "median", "p5", "decisions_to_90", "decisions_to_95", "oom_share", "move_share"]
 
@@ -128,11 +128,10 @@ def test_all_methods_of_the_comparison_have_a_row() -> None:
         "unoptimized",
         "even split",
         "hill climb",
-        "closed form",
         "water-filling",
         "Plumber LP",
         "HILL_CLIMB of TF 2.11",
-        "jump + hold (shipped)",
+        "model-jump",
         "jump + hold",
         "random moves",
         "literal DQN",

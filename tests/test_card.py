@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from test_report import run, slowed
 
-from intune_callbacks.card import show
-from intune_callbacks.report import build_report, end_card, write_report
-from intune_callbacks.spelling import wrapped
+from intune_callbacks.record.report import build_report, end_card, write_report
+from intune_callbacks.show.card import show
+from intune_callbacks.words import wrapped
 
 TESTS = Path(__file__).parent
 CODE = """
 import json, sys
 from pathlib import Path
-from intune_callbacks.card import show
+from intune_callbacks.show.card import show
 show(json.loads(Path(sys.argv[1], "report.json").read_text()), Path(sys.argv[1]))
 """
 REPORTS: dict[str, Any] = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import intune_callbacks
-from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT
 from intune_callbacks.config import POLICIES
+from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT
 
 DOC = Path(intune_callbacks.__file__).parent.parent / "docs" / "agent.md"
 

@@ -71,19 +71,31 @@ def raised(node: Described) -> set[str]:
     return {name for name in errors if name[0].isupper()} - {"AssertionError"}  # that one says the code is wrong
 
 
-@pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_public_names_are_described(file: Path) -> None:
-    for node in public(ast.parse(file.read_text(encoding="utf-8"))):
-        told = ast.get_docstring(node)
-        assert told, f"{node.name} has no docstring"
-        sentence = told.split("\n\n")[0].rstrip()
-        assert sentence.endswith((".", ":", ">")), f"{node.name} does not begin with a sentence: {sentence!r}"
-        arguments = section(told, "Args")
-        unknown = set(entries(arguments)) - set(parameters(node)) if arguments else set()
-        assert not unknown, f"{node.name} describes what it does not take: {sorted(unknown)}"
-        elsewhere = "see `" in told
-        silent = set() if elsewhere else raised(node) - set(entries(section(told, "Raises") or "  :"))
-        assert not silent, f"{node.name} does not say that it raises {', '.join(sorted(silent))}"
+def undescribed(node: Described) -> str:
+    """Return what is wrong with the docstring of a public name, nothing where it is right."""
+    told = ast.get_docstring(node)
+    if not told:
+        return "no docstring"
+    sentence = told.split("\n\n")[0].rstrip()
+    if not sentence.endswith((".", ":", ">")):
+        return f"does not begin with a sentence: {sentence!r}"
+    arguments = section(told, "Args")
+    if unknown := set(entries(arguments)) - set(parameters(node)) if arguments else set():
+        return f"describes what it does not take: {sorted(unknown)}"
+    elsewhere = "see `" in told
+    silent = set() if elsewhere else raised(node) - set(entries(section(told, "Raises") or "  :"))
+    return f"does not say that it raises {', '.join(sorted(silent))}" if silent else ""
+
+
+def test_public_names_are_described() -> None:
+    assert len(FILES) > 100
+    wrong = [
+        f"{module_of(file)}.{node.name}: {why}"
+        for file in FILES
+        for node in public(ast.parse(file.read_text(encoding="utf-8")))
+        if (why := undescribed(node))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def on_api_pages() -> Iterator[tuple[str, list[str]]]:

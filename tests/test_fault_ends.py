@@ -26,7 +26,7 @@ from test_fault_matrix import ADAPTERS, EPOCH, EPOCHS, ITEMS, MOMENTS, leftovers
 from test_monitor_resources import GIB, Machine
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.monitor.wait import StepTotals
+from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.tuner import Tuner

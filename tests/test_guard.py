@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.guard import Guard
+from intune_callbacks.guard.guard import Guard
 from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.types import Observation, Resources, Stage, StageRates
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from fakes import observation
 
-from intune_callbacks import history as history_module
-from intune_callbacks.course import describe
-from intune_callbacks.history import Decision, History
+from intune_callbacks.record import history as history_module
+from intune_callbacks.record.before_after import describe
+from intune_callbacks.record.history import Decision, History
 from intune_callbacks.types import Stage, StageRates
 
 STAGE = Stage("decode", "cpu", "workers", 1, 8, 2)

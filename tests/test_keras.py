@@ -34,9 +34,10 @@ import numpy as np
 from busy_machine import three_attempts
 from keras_runs import EAGER, ROWS, rows
 
-from intune_callbacks import ConfigError, TunerConfig, keras_fit
+from intune_callbacks import ConfigError, TunerConfig
 from intune_callbacks.installing import install_line
 from intune_callbacks.keras import InTuneCallback
+from intune_callbacks.session import keras_fit
 from intune_callbacks.types import Hint
 
 pytestmark = [

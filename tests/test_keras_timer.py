@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune_callbacks.keras_timer import LoopReading, LoopTimer
+from intune_callbacks.session.keras_timer import LoopReading, LoopTimer
 from intune_callbacks.types import Clock
 
 

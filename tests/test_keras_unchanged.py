@@ -18,8 +18,8 @@ import tensorflow as tf
 from keras_runs import BATCH, EAGER, RestlessTuner, first_column, loader, rows
 from unchanged import MODES, Census, allocations, beyond
 
-from intune_callbacks import keras_fit
 from intune_callbacks.keras import InTuneCallback
+from intune_callbacks.session import keras_fit
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("Keras is on another backend", allow_module_level=True)

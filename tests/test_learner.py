@@ -10,16 +10,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT, features  # noqa: E402
-from intune_callbacks.agent.learner import Learner, LearnerConfig, Replay, SharedQ  # noqa: E402
-from intune_callbacks.agent.moves import MOVES, STAY  # noqa: E402
-from intune_callbacks.agent.network import PARAMETERS, Network  # noqa: E402
-from intune_callbacks.agent.phases import Moved, ShellConfig  # noqa: E402
-from intune_callbacks.agent.shell import Shell  # noqa: E402
-from intune_callbacks.agent.target import target  # noqa: E402
-from intune_callbacks.sim.env import Env  # noqa: E402
-from intune_callbacks.sim.lessons import Lessons, LessonsConfig  # noqa: E402
-from intune_callbacks.sim.machines import SLOTS, sample  # noqa: E402
+from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT, features  # noqa: E402
+from intune_callbacks.decide.learner import Learner, LearnerConfig, Replay, SharedQ  # noqa: E402
+from intune_callbacks.decide.moves import MOVES, STAY  # noqa: E402
+from intune_callbacks.decide.network import PARAMETERS, Network  # noqa: E402
+from intune_callbacks.decide.phases import Moved, ShellConfig  # noqa: E402
+from intune_callbacks.decide.shell import Shell  # noqa: E402
+from intune_callbacks.decide.target import target  # noqa: E402
+from intune_callbacks.pretrain.env import Env  # noqa: E402
+from intune_callbacks.pretrain.lessons import Lessons, LessonsConfig  # noqa: E402
+from intune_callbacks.pretrain.machines import SLOTS, sample  # noqa: E402
 
 UP = 3
 

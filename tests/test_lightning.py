@@ -23,10 +23,11 @@ import torchdata.nodes as nodes
 from busy_machine import slept
 from torch.utils.data import DataLoader, Dataset
 
-from intune_callbacks import ConfigError, TunerConfig, lightning_fit, lightning_hooks
+from intune_callbacks import ConfigError, TunerConfig
 from intune_callbacks.installing import install_line
 from intune_callbacks.lightning import InTuneCallback
 from intune_callbacks.pipelines.find import Found
+from intune_callbacks.session import lightning_fit, lightning_hooks
 from intune_callbacks.types import Hint
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
-from intune_callbacks import lightning_fit
+from intune_callbacks.session import lightning_fit
 from intune_callbacks.lightning import InTuneCallback
 
 out = Path(sys.argv[1])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 
-from intune_callbacks import lightning_fit
 from intune_callbacks.lightning import InTuneCallback
+from intune_callbacks.session import lightning_fit
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 import torchdata.nodes as nodes
 
-from intune_callbacks import WorkerDied, lightning_fit
+from intune_callbacks import WorkerDied
 from intune_callbacks.lightning import InTuneCallback
+from intune_callbacks.session import lightning_fit
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 LIGHTNING = runs.NAMESPACES["lightning.pytorch"]

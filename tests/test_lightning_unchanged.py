@@ -12,10 +12,10 @@ import pytest
 import torch
 from unchanged import MODES, Census, allocations, beyond, settled
 
-from intune_callbacks import lightning_fit
 from intune_callbacks.lightning import InTuneCallback
 from intune_callbacks.pipelines import torch_engine, torchdata_nodes
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
+from intune_callbacks.session import lightning_fit
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2, "cpus": 8.0}

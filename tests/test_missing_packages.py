@@ -25,7 +25,7 @@ TRIED = {
     ("pytorch_lightning", "lightning"): ("import intune_callbacks.lightning", "lightning"),
     ("keras",): ("import intune_callbacks.keras", "keras"),
     ("tensorflow",): ("from intune_callbacks.pipelines import tf_build; tf_build.build()", "tensorflow"),
-    ("torch",): ("import intune_callbacks.sim.pretrain", "lightning"),
+    ("torch",): ("import intune_callbacks.pretrain.training", "lightning"),
     ("numba",): ("import dlrm_examples.kernel", "criteo"),
     ("pyarrow",): ("import dlrm_examples.parquet", "criteo"),
     ("zstandard",): (

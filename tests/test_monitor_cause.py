@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 
-from intune_callbacks.course import describe
-from intune_callbacks.monitor.cause import Evidence, advice, causes
-from intune_callbacks.monitor.measured import Measured, measured
-from intune_callbacks.monitor.predict import WORTH, promised
+from intune_callbacks.measure.cause import Evidence, advice, causes
+from intune_callbacks.measure.measured import Measured, measured
+from intune_callbacks.measure.predict import WORTH, promised
+from intune_callbacks.record.before_after import describe
 from intune_callbacks.types import Hint, Observation, Resources, Stage, StageRates
 
 LOADER, ITERABLE = (

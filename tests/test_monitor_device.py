@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from intune_callbacks.monitor.device import CudaWait, GpuProbe, cuda_wait
+from intune_callbacks.measure.device import CudaWait, GpuProbe, cuda_wait
 from intune_callbacks.types import Clock
 
 

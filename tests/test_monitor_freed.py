@@ -12,12 +12,12 @@ import pytest
 from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.monitor import freed
+from intune_callbacks.measure import freed
 from intune_callbacks.tuner import Tuner
 
 HOLES = """
 import psutil
-from intune_callbacks.monitor.freed import give_back_freed
+from intune_callbacks.measure.freed import give_back_freed
 rss = psutil.Process().memory_info
 held = [bytes(100_000) + bytes([i % 7]) for i in range(2000)]
 del held[::2]
@@ -28,7 +28,7 @@ print(full - rss().rss, len(held))
 
 LARGE = """
 import sys, psutil
-from intune_callbacks.monitor.freed import LARGE_BYTES, Freed
+from intune_callbacks.measure.freed import LARGE_BYTES, Freed
 rss = psutil.Process().memory_info
 raised = b"1" * 30_000_000
 del raised

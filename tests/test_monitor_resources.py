@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.monitor import resources
-from intune_callbacks.monitor.resources import MachineProbe, cpu_clock_hz
+from intune_callbacks.measure import resources
+from intune_callbacks.measure.resources import MachineProbe, cpu_clock_hz
 from intune_callbacks.types import Resources
 
 GIB = 1 << 30
@@ -287,7 +287,7 @@ def test_the_first_look_of_a_process_starts_no_thread() -> None:
     """The memory bandwidth was once measured beside the first steps: .1 s of a fit of four."""
     look = (
         "import threading; started = []; threading.Thread.start = started.append\n"
-        "from intune_callbacks.monitor.resources import MachineProbe\n"
+        "from intune_callbacks.measure.resources import MachineProbe\n"
         "MachineProbe().read(); print(started)"
     )
     told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune_callbacks.monitor.verdict import Thresholds, Verdict, settle, verdict
+from intune_callbacks.measure.verdict import Thresholds, Verdict, settle, verdict
 from intune_callbacks.types import Observation, Resources, Stage, StageRates
 
 RESOURCES = Resources(cpus=4.0, memory_limit_bytes=1 << 30, memory_used_bytes=1 << 20)

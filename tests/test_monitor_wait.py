@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune_callbacks.monitor.wait import StepTimer, StepTotals
+from intune_callbacks.measure.wait import StepTimer, StepTotals
 from intune_callbacks.types import Clock
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune_callbacks.monitor.wait import StepTotals
-from intune_callbacks.monitor.window import Window, rates
+from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.measure.window import Window, rates
 from intune_callbacks.types import PipelineStats, Resources, Stage, StageStats
 
 RESOURCES = Resources(cpus=4.0, memory_limit_bytes=1 << 30, memory_used_bytes=1 << 20)

@@ -12,11 +12,11 @@ from fakes import FakeLoop, FakeMachine, FakePipeline, Work, observation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intune_callbacks.config import TunerConfig
-from intune_callbacks.monitor.steady import MOST_UNSTEADY
-from intune_callbacks.monitor.wait import StepTotals
-from intune_callbacks.net import ENOUGH, IDLE, MOST_HARM, Net
-from intune_callbacks.permit import Permit
+from intune_callbacks.config import POLICIES, TunerConfig
+from intune_callbacks.guard.net import ENOUGH, IDLE, MOST_HARM, Net
+from intune_callbacks.guard.permit import Permit
+from intune_callbacks.measure.steady import MOST_UNSTEADY
+from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation, Observation, Proposal, Resources, Stage, StageRates
 
@@ -80,7 +80,7 @@ def ioish(kind: type[FakePipeline], workers: int = 8, **machine: Any) -> FakePip
     return kind({"read": work}, FakeMachine(**({"cpus": 8.0} | machine)))
 
 
-@pytest.mark.parametrize("policy", ["dqn", "model-jump", "hill-climb", "closed-form", "even"])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", [NeverRises, Thrashes, Lies])
 def test_no_policy_ends_below_the_start(kind: type[FakePipeline], policy: str) -> None:
     pipeline = ioish(kind)

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.policies.sim_pipeline import SimPipeline
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.sim.hostile import KINDS
-from intune_callbacks.sim.machines import Machines, sample
+from intune_callbacks.pretrain.hostile import KINDS
+from intune_callbacks.pretrain.machines import Machines, sample
 from intune_callbacks.tuner import Tuner
 
 SECONDS = 180.0

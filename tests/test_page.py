@@ -12,11 +12,11 @@ import pytest
 from fakes import Work
 from page_runs import make_run
 
-from intune_callbacks import history
-from intune_callbacks.page.html import comparison_html, page_html
-from intune_callbacks.page.plot import Plot
-from intune_callbacks.page.runs import Run, read
-from intune_callbacks.report import end_card
+from intune_callbacks.record import history
+from intune_callbacks.record.report import end_card
+from intune_callbacks.show.page.html import comparison_html, page_html
+from intune_callbacks.show.page.plot import Plot
+from intune_callbacks.show.page.runs import Run, read
 
 graph_objects = pytest.importorskip("plotly.graph_objects")
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from page_runs import make_run
 
-from intune_callbacks.page.commands import at_the_end
-from intune_callbacks.spelling import headline
+from intune_callbacks.show.page.commands import at_the_end
+from intune_callbacks.words import headline
 
 ROOT = Path(__file__).parent.parent
 NEEDED = os.environ.get("INTUNE_TEST_BROWSER") == "1"

@@ -13,9 +13,9 @@ from page_runs import make_run
 
 from intune_callbacks import cli
 from intune_callbacks.installing import install_line
-from intune_callbacks.page import commands
-from intune_callbacks.page.commands import at_the_end
-from intune_callbacks.report import end_card
+from intune_callbacks.record.report import end_card
+from intune_callbacks.show.page import commands
+from intune_callbacks.show.page.commands import at_the_end
 
 
 @pytest.fixture
@@ -157,8 +157,9 @@ def test_a_keras_or_lightning_fit_writes_it_beside_its_report(tmp_path: Path) ->
     from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
     from intune_callbacks.config import TunerConfig
-    from intune_callbacks.fit import Settings, TunedFit
-    from intune_callbacks.history import History
+    from intune_callbacks.record.history import History
+    from intune_callbacks.session.arguments import Settings
+    from intune_callbacks.session.fit import TunedFit
     from intune_callbacks.tuner import Tuner
 
     for world, page in ((1, tmp_path / "one" / "report.html"), (2, tmp_path / "two" / "report.html")):

@@ -12,17 +12,17 @@ from hypothesis import strategies as some
 from page_runs import make_run
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.page import parts
-from intune_callbacks.page.course import averaged, course_of, thin
-from intune_callbacks.page.figures import draw
-from intune_callbacks.page.runs import Run, read
-from intune_callbacks.page.sides import before_and_after, two_runs
-from intune_callbacks.report import end_card
+from intune_callbacks.record.report import end_card
+from intune_callbacks.show.page import parts
+from intune_callbacks.show.page.columns import averaged, columns_of, thin
+from intune_callbacks.show.page.figures import draw
+from intune_callbacks.show.page.runs import Run, read
+from intune_callbacks.show.page.sides import before_and_after, two_runs
 
 
 def everything(run: Run) -> str:
     """All of a page but plotly."""
-    course = course_of(run.lines)
+    course = columns_of(run.lines)
     text = parts.verdict(run, "run") + parts.table(before_and_after(run.report), "before", "after")
     text += parts.boxes(run, course) + parts.decisions(course) + parts.facts(run.report) + parts.ranks([run])
     if len(course):

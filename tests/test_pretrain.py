@@ -17,19 +17,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from intune_callbacks import Clock, cli  # noqa: E402
-from intune_callbacks.agent.learner import Learner, LearnerConfig  # noqa: E402
-from intune_callbacks.agent.network import Network  # noqa: E402
-from intune_callbacks.agent.phases import ShellConfig  # noqa: E402
-from intune_callbacks.agent.shell import Shell  # noqa: E402
+from intune_callbacks.decide.learner import Learner, LearnerConfig  # noqa: E402
+from intune_callbacks.decide.network import Network  # noqa: E402
+from intune_callbacks.decide.phases import ShellConfig  # noqa: E402
+from intune_callbacks.decide.shell import Shell  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from intune_callbacks.installing import install_line  # noqa: E402
-from intune_callbacks.sim import card  # noqa: E402
-from intune_callbacks.sim.env import Env  # noqa: E402
-from intune_callbacks.sim.lessons import LessonsConfig  # noqa: E402
-from intune_callbacks.sim.machines import Machines, sample  # noqa: E402
-from intune_callbacks.sim.oracle import best  # noqa: E402
-from intune_callbacks.sim.pretrain import CHECKPOINT, WEIGHTS, PretrainConfig, Pretraining, pretrain  # noqa: E402
-from intune_callbacks.sim.scenarios import Run, make  # noqa: E402
+from intune_callbacks.pretrain import model_card as card  # noqa: E402
+from intune_callbacks.pretrain.env import Env  # noqa: E402
+from intune_callbacks.pretrain.lessons import LessonsConfig  # noqa: E402
+from intune_callbacks.pretrain.machines import Machines, sample  # noqa: E402
+from intune_callbacks.pretrain.oracle import best  # noqa: E402
+from intune_callbacks.pretrain.scenarios import Run, make  # noqa: E402
+from intune_callbacks.pretrain.training import CHECKPOINT, WEIGHTS, PretrainConfig, Pretraining, pretrain  # noqa: E402
 
 TOY_LESSONS = LessonsConfig(machines=64, decisions=32, labelled=16, fresh_share=1.0, resized_share=0.0)
 TOY = PretrainConfig(
@@ -347,7 +347,7 @@ def test_trained_names_every_setting_but_the_evaluation() -> None:
 def test_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pretrain", "--decisions", "512", "--seed", "7", "--eval-static", "0", "--eval-resize", "0"]
     assert cli.main([*words, "--out", str(tmp_path), "--date", "2026-01-31"]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "512 decisions" in printed and "updates, loss" in printed and "min left" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["card.json", "card.md", CHECKPOINT, WEIGHTS]
     assert json.loads((tmp_path / "card.json").read_text())["training"]["seed"] == 7
@@ -359,7 +359,7 @@ def test_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_without_torch_the_error_is_the_line_to_type(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "intune_callbacks.sim.pretrain")
+    monkeypatch.delitem(sys.modules, "intune_callbacks.pretrain.training")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert cli.main(["pretrain", "--quick", "--out", str(tmp_path)]) == 2
     assert f"torch is not installed; run: {install_line('lightning')}" in capsys.readouterr().err

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
-from intune_callbacks import ranks
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.report import build_report, end_card
+from intune_callbacks.record.report import build_report, end_card
+from intune_callbacks.session import ranks
 from intune_callbacks.tuner import Tuner
 
 

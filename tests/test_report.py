@@ -13,7 +13,7 @@ import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.report import build_report, card_rows, end_card, write_report
+from intune_callbacks.record.report import build_report, card_rows, end_card, write_report
 from intune_callbacks.tuner import Tuner
 
 KEYS = {
@@ -294,7 +294,7 @@ def test_durations_are_readable(seconds: float, told: str) -> None:
 
 def test_versions_name_what_is_used_and_import_nothing() -> None:
     code = (
-        "import sys; from intune_callbacks.report import versions as v; found = v(); "
+        "import sys; from intune_callbacks.record.report import versions as v; found = v(); "
         "print(*sorted(found)); print(*[m for m in ('torch', 'lightning', 'torchdata') if m in sys.modules])"
     )
     out = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).splitlines()

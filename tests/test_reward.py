@@ -12,8 +12,8 @@ from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune_callbacks.agent.reward import CPU_PRICE, MEMORY_ROOM, worth
-from intune_callbacks.fit import metrics
+from intune_callbacks.decide.reward import CPU_PRICE, MEMORY_ROOM, worth
+from intune_callbacks.session.fit import metrics
 from intune_callbacks.types import Resources, Stage
 
 DECODE = Stage("decode", "cpu", "workers", 1, 64, 8)
@@ -62,6 +62,6 @@ def test_what_is_logged_rises_with_what_more_workers_bring(memory_limit_bytes: i
 
 
 def test_it_needs_no_framework() -> None:
-    code = "import sys, intune_callbacks.fit; print(*sys.modules)"
+    code = "import sys, intune_callbacks.session.fit; print(*sys.modules)"
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split())
     assert not loaded & {"torch", "tensorflow", "keras", "lightning", "pytorch_lightning"}

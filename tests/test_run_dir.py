@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.files import unwritable
-from intune_callbacks.fit import Settings, TunedFit
+from intune_callbacks.record.files import unwritable
+from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.fit import TunedFit
 
 EAGER = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2}
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from fakes import FakeLoop, FakeMachine, FakePipeline, Work, best_static
 from saved_runs import BATCH, Script, edit, line_of, refused, run, save, started, three_stages, tuner_of
 
 from intune_callbacks.config import POLICIES
-from intune_callbacks.saved import parse_found
+from intune_callbacks.session.warm_start import parse_found
 from intune_callbacks.types import Observation, Proposal
 
 # -- what is written ---------------------------------------------------------------------------------------------------
@@ -34,14 +32,6 @@ def test_found_yaml_says_what_was_found_and_where(tmp_path: Path) -> None:
     assert found["after"]["throughput_samples_per_s"] > 1.5 * found["before"]["throughput_samples_per_s"]
     assert found["fingerprint"]["versions"] == {"intune_callbacks": "0.1", "torch": "2.13"}
     assert sorted(file.name for file in (tmp_path / "x").iterdir()) == ["found.yaml", "state.json"]
-
-
-def test_no_yaml_library_is_needed(saved: Path) -> None:
-    code = (
-        "import sys; sys.modules['yaml'] = None; from pathlib import Path; from intune_callbacks import saved; "
-        f"print(sorted(saved.parse_found(Path({str(saved / 'found.yaml')!r}).read_text())))"
-    )
-    assert "fingerprint" in subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
 
 
 def test_a_run_that_ends_on_a_trial_keeps_the_best_it_measured(tmp_path: Path) -> None:
@@ -90,12 +80,12 @@ def test_a_warm_start_is_where_the_run_before_ended(tmp_path: Path, policy: str)
     cold = again.throughput
     tuner = tuner_of(again.pipeline, policy=policy)
     assert started(tmp_path, tuner) | {"from": ""} == {"from": "", "used": True, "why": "the fingerprint is the same"}
-    assert again.pipeline.values == before.pipeline.values or policy == "hill-climb", "it never ceases to try"
+    assert again.pipeline.values == before.pipeline.values
     assert again.throughput >= 0.95 * before.throughput, "before the first decision"
     assert policy == "even" or again.throughput > 1.3 * cold
     for decision in again.run(tuner, 12.0):
-        assert decision.after == decision.before or policy == "hill-climb", decision.reason
-        assert again.throughput >= 0.95 * before.throughput or policy == "hill-climb"
+        assert decision.after == decision.before, decision.reason
+        assert again.throughput >= 0.95 * before.throughput
 
 
 @pytest.mark.parametrize("policy", ["dqn", "model-jump"])

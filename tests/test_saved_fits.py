@@ -18,9 +18,10 @@ from fakes import FakeLoop
 from saved_runs import refused, save, started, three_stages, tuner_of
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.fit import Settings, TunedFit
-from intune_callbacks.report import build_report, end_card
-from intune_callbacks.saved import parse_found
+from intune_callbacks.record.report import build_report, end_card
+from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.fit import TunedFit
+from intune_callbacks.session.warm_start import parse_found
 from intune_callbacks.tuner import Tuner
 
 # -- modes, ranks, arguments -------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from saved_runs import VERSIONS, edit, refused, started, three_stages, tuner_of
 
 from intune_callbacks.config import POLICIES
-from intune_callbacks.fingerprint import differences
+from intune_callbacks.session.fingerprint import differences
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation, Stage
 
@@ -234,7 +234,7 @@ def test_a_file_that_is_no_good_is_a_cold_start(copied: Path, damage: Callable[[
     assert [d.after for d in decisions] == [d.after for d in of_cold]
 
 
-@pytest.mark.parametrize("part", ["guard", "policy", "history", "allocation", "fitter", "shares", "shell"])
+@pytest.mark.parametrize("part", ["guard", "policy", "history", "allocation", "counts", "shares", "shell"])
 def test_of_a_state_that_fails_nothing_is_left(part: str) -> None:
     before = FakeLoop(three_stages())
     first = tuner_of(before.pipeline)

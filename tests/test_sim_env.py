@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from views import plain, quiet, roomy
 
-from intune_callbacks.sim.env import DOWN, Env, even_split
-from intune_callbacks.sim.flow import Flow, flow, memory
-from intune_callbacks.sim.machines import BATCH, BUFFER, DISK, SLOTS, UDF, Machines, sample
-from intune_callbacks.sim.oracle import best, spread
+from intune_callbacks.pretrain.env import DOWN, Env, even_split
+from intune_callbacks.pretrain.flow import Flow, flow, memory
+from intune_callbacks.pretrain.machines import BATCH, BUFFER, DISK, SLOTS, UDF, Machines, sample
+from intune_callbacks.pretrain.oracle import best, spread
 
 DEEP = 4096.0
 

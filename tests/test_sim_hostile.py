@@ -11,9 +11,9 @@ from views import a_network, plain
 
 from benchmarks.policies.sim_pipeline import SimPipeline
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.sim.env import Env
-from intune_callbacks.sim.hostile import EPOCH, KINDS, HostileEnv, draw
-from intune_callbacks.sim.machines import SLOTS, Machines, sample
+from intune_callbacks.pretrain.env import Env
+from intune_callbacks.pretrain.hostile import EPOCH, KINDS, HostileEnv, draw
+from intune_callbacks.pretrain.machines import SLOTS, Machines, sample
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Pipeline
 
@@ -163,8 +163,8 @@ def test_an_unknown_kind_is_named() -> None:
 def rewards(**config: Any) -> Any:
     """Return the rewards of the same random moves on the same machines."""
     pytest.importorskip("torch", reason="the learner is torch's")
-    from intune_callbacks.agent.learner import Replay
-    from intune_callbacks.sim.lessons import Lessons, LessonsConfig
+    from intune_callbacks.decide.learner import Replay
+    from intune_callbacks.pretrain.lessons import Lessons, LessonsConfig
 
     network = a_network(2)
     lessons = Lessons(network, LessonsConfig(machines=32, labelled=8, **config), np.random.default_rng(4))

@@ -19,10 +19,10 @@ from benchmarks.policies.literal import (
     moves_of,
     reward,
 )
-from intune_callbacks.agent.moves import MOVES
-from intune_callbacks.agent.view import View
-from intune_callbacks.sim.env import Env
-from intune_callbacks.sim.machines import BUFFER, Machines, sample
+from intune_callbacks.decide.moves import MOVES
+from intune_callbacks.decide.view import View
+from intune_callbacks.pretrain.env import Env
+from intune_callbacks.pretrain.machines import BUFFER, Machines, sample
 
 pytest.importorskip("torch")
 from benchmarks.policies.literal_train import LiteralConfig, LiteralLearner, TunedLiteralDQN, pretrain

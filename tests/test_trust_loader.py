@@ -25,7 +25,7 @@ from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E40
 
 from intune_callbacks import ConfigError  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
-from intune_callbacks.monitor.idle import IdleCpus  # noqa: E402
+from intune_callbacks.measure.idle import IdleCpus  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
 from intune_callbacks.pipelines.torch_workers import _rebuild_spread, carry_tensor  # noqa: E402
 

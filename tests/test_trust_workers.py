@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from intune_callbacks import WorkerDied
-from intune_callbacks.monitor.freed import Freed
+from intune_callbacks.measure.freed import Freed
 from intune_callbacks.pipelines import elastic, wire, worker_cost, workers
 from intune_callbacks.pipelines.counters import Counters, nbytes
 from intune_callbacks.pipelines.elastic import ElasticMap

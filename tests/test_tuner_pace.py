@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work, observation
 from test_tuner import Script, starved, tuner_of
 
-from intune_callbacks.monitor.steady import Round, round_of
+from intune_callbacks.measure.steady import Round, round_of
 from intune_callbacks.types import PipelineStats, Stage, StageRates, StageStats
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from intune_callbacks import cli
-from intune_callbacks.follow import Job, Rank
 from intune_callbacks.installing import install_line
-from intune_callbacks.watch_view import line
+from intune_callbacks.record.running import Job, Rank
+from intune_callbacks.show.watch_view import line
 
 TESTS = Path(__file__).parent
 # One decision for each line it is sent, of a real tuner on a virtual machine; "end" writes the report.
@@ -28,8 +28,8 @@ import sys
 from pathlib import Path
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.history import History
-from intune_callbacks.report import build_report, write_report
+from intune_callbacks.record.history import History
+from intune_callbacks.record.report import build_report, write_report
 from intune_callbacks.tuner import Tuner
 
 folder = Path(sys.argv[1])
@@ -337,7 +337,7 @@ def test_what_an_earlier_run_of_more_ranks_has_left_is_not_shown(tmp_path: Path,
 def test_many_ranks_are_a_table(tmp_path: Path, lines: list[str]) -> None:
     from rich.console import Console
 
-    from intune_callbacks.watch_view import view
+    from intune_callbacks.show.watch_view import view
 
     for number in range(6):
         (tmp_path / f"rank{number}").mkdir()

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from intune_callbacks.agent import weights
-from intune_callbacks.agent.network import Network
+from intune_callbacks.decide import network as weights
+from intune_callbacks.decide.network import Network
 from intune_callbacks.errors import InTuneError
 
 FOLDER = Path(weights.__file__).parent / "weights"
@@ -37,7 +37,7 @@ def test_files_are_found_by_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "weights").mkdir()
     network.save(tmp_path / "weights" / "dqn.npz")
     (tmp_path / "weights" / "dqn.md").write_text("# Model card")
-    monkeypatch.setattr(weights, "files", lambda package: {"intune_callbacks.agent": tmp_path}[package])
+    monkeypatch.setattr(weights, "files", lambda package: {"intune_callbacks.decide": tmp_path}[package])
     weights.shipped.cache_clear()
     assert (weights.shipped().w2 == network.w2).all()
     assert weights.card() == "# Model card"

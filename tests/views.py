@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from intune_callbacks.agent.features import OF_PIPELINE, OF_SLOT
-from intune_callbacks.agent.network import Network
-from intune_callbacks.agent.view import View
-from intune_callbacks.sim.machines import Machines, sample
+from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT
+from intune_callbacks.decide.network import Network
+from intune_callbacks.decide.view import View
+from intune_callbacks.pretrain.machines import Machines, sample
 
 OF_ROWS = ("rate", "demand", "cpus", "budget", "memory", "elapsed_s", "noise", "alive")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from intune_callbacks.agent.network import Network
-from intune_callbacks.agent.online import FineTuner
-from intune_callbacks.agent.phases import ShellConfig
-from intune_callbacks.agent.reward import utility
-from intune_callbacks.agent.shell import Shell
-from intune_callbacks.agent.view import Floats, View
+from intune_callbacks.decide.network import Network
+from intune_callbacks.decide.online import FineTuner
+from intune_callbacks.decide.phases import ShellConfig
+from intune_callbacks.decide.reward import utility
+from intune_callbacks.decide.shell import Shell
+from intune_callbacks.decide.view import Floats, View
 
 __all__ = ["FineTuned"]
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from intune_callbacks.agent.moves import MOVES, STAY
-from intune_callbacks.agent.network import PARAMETERS
-from intune_callbacks.agent.view import Bools, Floats, Ints, View
-from intune_callbacks.sim.machines import BUFFER, log_uniform
+from intune_callbacks.decide.moves import MOVES, STAY
+from intune_callbacks.decide.network import PARAMETERS
+from intune_callbacks.decide.view import Bools, Floats, Ints, View
+from intune_callbacks.pretrain.machines import BUFFER, log_uniform
 
 __all__ = ["FACTORS", "LiteralDQN", "LiteralNetwork", "Seen", "allowed", "draw_constants", "look", "moves_of", "reward"]
 

@@ -22,11 +22,11 @@ from benchmarks.policies.literal import (
     moves_of,
     reward,
 )
-from intune_callbacks.agent.moves import MOVES
-from intune_callbacks.agent.network import PARAMETERS
-from intune_callbacks.agent.view import Floats, Ints, View
-from intune_callbacks.sim.env import Env
-from intune_callbacks.sim.machines import Machines, sample
+from intune_callbacks.decide.moves import MOVES
+from intune_callbacks.decide.network import PARAMETERS
+from intune_callbacks.decide.view import Floats, Ints, View
+from intune_callbacks.pretrain.env import Env
+from intune_callbacks.pretrain.machines import Machines, sample
 
 __all__ = ["LiteralConfig", "LiteralLearner", "TunedLiteralDQN", "pretrain"]
 

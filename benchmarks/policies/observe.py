@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from intune_callbacks.agent.view import Floats, View
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.guard import Guard
+from intune_callbacks.decide.view import Floats, View
+from intune_callbacks.guard.guard import Guard
 from intune_callbacks.pipelines.base import busy_limit, clamp
-from intune_callbacks.sim.env import MOST_WINDOW
-from intune_callbacks.sim.machines import BUFFER
+from intune_callbacks.pretrain.env import MOST_WINDOW
+from intune_callbacks.pretrain.machines import BUFFER
 from intune_callbacks.types import Allocation, Observation, Policy, Resources, Stage, StageRates
 
 __all__ = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from intune_callbacks.agent.target import fit_memory, windows_for
-from intune_callbacks.agent.view import Bools, Floats, Ints, View
+from intune_callbacks.decide.target import fit_memory, windows_for
+from intune_callbacks.decide.view import Bools, Floats, Ints, View
 
 __all__ = ["Autotune", "PlumberLP", "Unoptimized", "WaterFilling", "output_time", "water_fill"]
 

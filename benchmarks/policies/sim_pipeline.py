@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.policies.observe import MEMORY_BYTES, arrays, name_of, resources, stages, workers_in
-from intune_callbacks.agent.view import Floats, View
-from intune_callbacks.monitor.wait import StepTotals
+from intune_callbacks.decide.view import Floats, View
+from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.pipelines.base import clamp
-from intune_callbacks.sim.hostile import EPOCH, KINDS, HostileEnv, draw
-from intune_callbacks.sim.machines import Machines
+from intune_callbacks.pretrain.hostile import EPOCH, KINDS, HostileEnv, draw
+from intune_callbacks.pretrain.machines import Machines
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Resources, Stage, StageStats
 
 __all__ = ["SimPipeline"]

@@ -1,0 +1,219 @@
+"""What each stage costs at other numbers of workers, learned while the pipeline runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from intune_callbacks.decide.view import Bools, Floats, View
+
+__all__ = ["COEFFICIENTS", "TERMS", "Curves"]
+
+COEFFICIENTS, TERMS = 3, 6
+"""Of a slot: numbers that are fitted, and numbers of the upper triangle of their precision."""
+BELIEVED = 0.6
+KEEP = 0.9
+"""Weight old readings keep at a new one, but only in the direction the new one tells something about."""
+LEVEL = 0.3
+"""Weight of a new reading in the running means."""
+FLOOR = 0.15
+"""No stage is taken to be faster at another number of workers than this share of its present service time."""
+LEAST = 0.02
+"""Smallest part of the service time that is left for a single worker."""
+DOUBT = 0.5
+"""Standard errors by which a coefficient of growth is taken to be smaller than fitted: growth that is only noise would
+forbid every larger number of workers, and what is real shows there."""
+_EYE, _EXACT = 1e-9, 1e-15
+_TINY = 1e-30
+_PRIOR = (0.02, 0.0, 0.0, 0.1, 0.0, 0.1)
+"""Upper triangle of the first precision, row by row."""
+
+
+class Curves:
+    """Fits ``service_s(n) = a + b (n - 1) + d n (n - 1)`` to every slot by recursive least squares.
+
+    That is the Universal Scalability Law (N. Gunther, 2007): b is what only one worker can do at a time, d what workers
+    cost each other. Information is forgotten only along the direction of a new reading (R. Kulhavy, 1987), so a long
+    stay at one allocation does not erase what was seen at others.
+    """
+
+    def __init__(self, view: View) -> None:
+        shape = view.mask.shape
+        self.work_s, self.cpu_share, self.cv = view.work_s.copy(), view.cpu_share.copy(), view.cv.copy()
+        """Running means, [N, S]."""
+        self._scale = np.maximum(view.cpus, 1e-3)
+        self._reference_s = np.ones(shape)
+        # Coefficient by coefficient: 3 by 3 systems written out need a tenth of the time of general ones.
+        self._theta = np.zeros((3, *shape))
+        self._precision = _prior(shape)
+        self._doubt = np.zeros((2, *shape))
+        self._seen = np.zeros(shape, bool)
+        self.constant, self.linear, self.square = np.ones(shape), np.zeros(shape), np.zeros(shape)
+        """Coefficients of 1, n - 1 and n (n - 1), seconds, [N, S]; never negative."""
+        self.learn(view)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is fitted of the only pipeline, in plain numbers."""
+        of_slot = {name: getattr(self, name)[0].tolist() for name in ("work_s", "cpu_share", "cv")}
+        return of_slot | {
+            "seen": [int(seen) for seen in self._seen[0]],
+            "reference_s": self._reference_s[0].tolist(),
+            "theta": self._theta[:, 0].tolist(),
+            "precision": self._precision[:, 0].tolist(),
+            "scale": float(self._scale[0]),
+        }
+
+    def go_on(self, kept: Mapping[str, Floats], view: View) -> None:
+        """Take back what `state_dict` gave, as arrays, and learn from the first window since."""
+        self.work_s, self.cpu_share, self.cv = (kept[name][None].copy() for name in ("work_s", "cpu_share", "cv"))
+        self._seen, self._reference_s, self._scale = (
+            kept["seen"][None] > 0.0,
+            kept["reference_s"][None],
+            kept["scale"][None],
+        )
+        self._theta, self._precision = kept["theta"][:, None], kept["precision"][:, None]
+        self.learn(view)
+
+    def restart(self, view: View, rows: Bools) -> None:
+        """Begin anew where `rows`: what is known of other allocations no longer counts."""
+        self._seen &= ~rows[:, None]
+
+    def _begin(self, view: View, ok: Bools) -> None:
+        """The part of the wall time that is no CPU time is half believed to be serial."""
+        new = ok & ~self._seen
+        if not new.any():
+            return
+        self._seen |= ok
+        self.work_s = np.where(new, view.work_s, self.work_s)
+        self.cpu_share = np.where(new, view.cpu_share, self.cpu_share)
+        self.cv = np.where(new, view.cv, self.cv)
+        self._reference_s = np.where(new, np.maximum(view.work_s, 1e-12), self._reference_s)
+        part = (np.maximum(view.value, 1.0) - 1.0) / self._scale[:, None]
+        waits = BELIEVED * np.maximum(1.0 - view.cpu_share / np.maximum(view.weight, 1e-3), 0.0)
+        serial = np.where(part > 0.0, waits / np.maximum(part, 1e-9), 0.0)
+        self._theta = np.where(new, np.stack([1.0 - serial * part, serial, np.zeros_like(serial)]), self._theta)
+        self._precision = np.where(new, _prior(new.shape), self._precision)
+
+    def learn(self, view: View) -> None:
+        """Take one window into the fit."""
+        ok = view.workers & (view.work_s > 0.0) & view.alive[:, None]
+        self._begin(view, ok)
+        gain = LEVEL * ok
+        self.work_s = self.work_s + gain * (view.work_s - self.work_s)
+        self.cpu_share = self.cpu_share + gain * (view.cpu_share - self.cpu_share)
+        self.cv = self.cv + 0.5 * gain * (view.cv - self.cv)
+        n, c = np.maximum(view.value, 1.0), self._scale[:, None]
+        one = (n - 1.0) / c
+        two = n * one / c
+        precision, step, variance = _lesson(view.work_s / self._reference_s, one, two, self._theta, self._precision)
+        self._precision = np.where(ok, np.stack(precision), self._precision)
+        self._theta = np.where(ok, self._theta + np.stack(step), self._theta)
+        self._doubt = np.where(ok, DOUBT * view.work_noise * np.sqrt(np.stack(variance)), self._doubt)
+        self._tidy(one, two)
+
+    def _tidy(self, one: Floats, two: Floats) -> None:
+        """Coefficients that are physical: none negative, the value at the present number of workers kept."""
+        level, first, second = self._theta
+        now = np.maximum(level + one * first + two * second, FLOOR * self.work_s / self._reference_s)
+        linear, square = np.maximum(_not_negative(first, second, self._precision) - self._doubt, 0.0)
+        grown = linear * one + square * two
+        scale = np.minimum(1.0, (1.0 - LEAST) * now / np.maximum(grown, 1e-12))
+        c = self._scale[:, None]
+        unit_s = scale * self._reference_s / c
+        self.constant = (now - scale * grown) * self._reference_s
+        self.linear, self.square = unit_s * linear, unit_s * square / c
+
+    def service_s(self, value: Floats) -> Floats:
+        """Return the expected worker seconds per batch with `value` workers, [N, S]."""
+        n = np.maximum(value, 1.0)
+        return self.constant + (n - 1.0) * (self.linear + n * self.square)
+
+    def workers_for(self, rate: Floats) -> Floats:
+        """Return the (fractional) workers every slot needs for a rate, infinity if no number is enough, [..., N, S].
+
+        Args:
+            rate: batches per second, [..., N, S] or [..., N, 1].
+        """
+        # n = rate * service_s(n): the smaller root of a quadratic, in its stable form.
+        lam_d = rate * self.square
+        middle = 1.0 - rate * self.linear + lam_d
+        free = rate * np.maximum(self.constant - self.linear, 0.0)
+        inside = middle * middle - 4.0 * lam_d * free
+        possible = (inside >= 0.0) & (middle > 0.0)
+        root = np.sqrt(np.maximum(inside, 0.0))
+        return np.where(possible, 2.0 * free / np.maximum(middle + root, _TINY), np.inf)
+
+
+def _not_negative(linear: Floats, square: Floats, precision: Floats) -> Floats:
+    """Return the pair of coefficients nearest to a fitted one, in the metric of the fit, of which none is negative.
+
+    Without this a negative coefficient is cut off while the other keeps what only made up for it.
+
+    Args:
+        linear, square: as fitted.
+        precision: upper triangle of the symmetric matrix, row by row.
+    """
+    xx, xy, xz, yy, yz, zz = precision
+    xx = xx + _EYE
+    # The constant is free: what the others cost once it has followed them.
+    yy, yz, zz = yy + _EYE - xy * xy / xx, yz - xy * xz / xx, zz + _EYE - xz * xz / xx
+    yy, zz = np.maximum(yy, _EYE), np.maximum(zz, _EYE)
+    only_square = np.maximum(square + yz / zz * linear, 0.0)
+    only_linear = np.maximum(linear + yz / yy * square, 0.0)
+
+    def cost(one: Floats, two: Floats) -> Floats:
+        one, two = one - linear, two - square
+        return np.asarray(yy * one * one + 2.0 * yz * one * two + zz * two * two)
+
+    is_square = cost(np.zeros_like(linear), only_square) <= cost(only_linear, np.zeros_like(square))
+    is_fine = (linear >= 0.0) & (square >= 0.0)
+    one = np.where(is_fine, linear, np.where(is_square, 0.0, only_linear))
+    two = np.where(is_fine, square, np.where(is_square, only_square, 0.0))
+    return np.stack([one, two])
+
+
+def _prior(shape: tuple[int, ...]) -> Floats:
+    return np.stack([np.full(shape, of) for of in _PRIOR])
+
+
+def _lesson(
+    now: Floats, one: Floats, two: Floats, theta: Floats, precision: Floats
+) -> tuple[list[Floats], list[Floats], list[Floats]]:
+    """Return the precision after a reading, the step of the coefficients it asks for, and the variance of two of them.
+
+    The variances, of the linear and of the square one, are in units of that of a reading.
+
+    Args:
+        now: service time measured.
+        one, two: basis beside the constant.
+        theta: the three coefficients.
+        precision: upper triangle of the symmetric matrix, row by row.
+    """
+    a, b, d = theta
+    expected = a + one * b + two * d
+    # Relative to the larger of both, so that no single reading counts for more than itself.
+    size = np.maximum(np.maximum(expected, now), 1e-9)
+    x, y, z = 1.0 / size, one / size, two / size
+    error = (now - expected) / size
+    xx, xy, xz, yy, yz, zz = precision
+    told_x, told_y, told_z = xx * x + xy * y + xz * z, xy * x + yy * y + yz * z, xz * x + yz * y + zz * z
+    along = np.maximum(x * told_x + y * told_y + z * told_z, 1e-9)
+    forgotten = (along > 1.0) * (1.0 - KEEP) / along
+    less_x, less_y, less_z = forgotten * told_x, forgotten * told_y, forgotten * told_z
+    xx, xy, xz = xx + x * x - less_x * told_x, xy + x * y - less_x * told_y, xz + x * z - less_x * told_z
+    yy, yz, zz = yy + y * y - less_y * told_y, yz + y * z - less_y * told_z, zz + z * z - less_z * told_z
+    after = [xx, xy, xz, yy, yz, zz]
+    # Elimination without pivots: the matrix is positive definite, but for what rounding leaves of it.
+    xx = xx + _EYE
+    y_of_x, z_of_x = xy / xx, xz / xx
+    pivot_y = np.maximum(yy + _EYE - y_of_x * xy, _EXACT * yy)
+    rest = yz - y_of_x * xz
+    z_of_y = rest / pivot_y
+    pivot_z = np.maximum(zz + _EYE - z_of_x * xz - z_of_y * rest, _EXACT * zz)
+    variance = [1.0 / pivot_y + z_of_y * z_of_y / pivot_z, 1.0 / pivot_z]
+    y = y - y_of_x * x
+    z = (z - z_of_x * x - z_of_y * y) / pivot_z
+    y = y / pivot_y - z_of_y * z
+    return after, [error * (x / xx - y_of_x * y - z_of_x * z), error * y, error * z], variance

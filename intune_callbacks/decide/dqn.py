@@ -1,0 +1,190 @@
+"""The DQN as a policy of a live pipeline: one `Observation` in, one `Proposal` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from intune_callbacks.decide.counts import StageCounts
+from intune_callbacks.decide.live import awake, slots_of, view_of
+from intune_callbacks.decide.network import Network, shipped
+from intune_callbacks.decide.phases import BURST, CONFIRM, HOLD, ShellConfig, Values
+from intune_callbacks.decide.progress import taken
+from intune_callbacks.decide.reward import utility
+from intune_callbacks.decide.shell import Shell
+from intune_callbacks.decide.view import Floats, View
+from intune_callbacks.errors import MissingPackage
+from intune_callbacks.measure.shares import CpuShares
+from intune_callbacks.types import Allocation, Observation, Proposal, Stage
+
+if TYPE_CHECKING:
+    from intune_callbacks.decide.online import FineTuner
+
+__all__ = ["Dqn", "ModelJump"]
+
+WINDOWS_BEFORE, LONG_S = 2, 2.0
+"""Windows of the untouched pipeline before anything is changed; one is enough when it was that long."""
+
+
+class Dqn:
+    """Jumps to the fitted allocation, lets the network improve it move by move, keeps the best measured.
+
+    Args:
+        network: weights; those shipped with the package by default.
+        config: of the shell around it.
+        fine_tune: go on learning from this pipeline, in a thread of its own.
+
+    Raises:
+        MissingPackage: for `fine_tune` without PyTorch.
+    """
+
+    name = "dqn"
+
+    def __init__(
+        self, network: Network | None = None, config: ShellConfig | None = None, *, fine_tune: bool = False
+    ) -> None:
+        start = network if network is not None else shipped()
+        self._tuner = _fine_tuner(start) if fine_tune else None
+        self._begin(self._tuner or start, config)
+
+    def _begin(self, values: Values | None, config: ShellConfig | None) -> None:
+        self._values, self._config = values, config or ShellConfig()
+        self._shell = self._new_shell()
+        self._names: tuple[str, ...] = ()
+        self._windows = 0
+        self._shares = CpuShares()
+        self._counts = StageCounts()
+        self._kept: dict[str, Any] = {}
+        self._no_worker: set[str] = set()
+        """Stages that gave less with one worker than in the training loop."""
+
+    def decide(self, observation: Observation) -> Proposal:
+        """Return where to go from here; an empty allocation means stay."""
+        before, asleep = observation.allocation, {s.name for s in observation.stages if s.current < 1 <= s.high}
+        observation = awake(observation)
+        self._counts.learn(observation)
+        self._shares.learn(observation)
+        slots = slots_of(observation.stages)
+        names = tuple(stage.name for stage in slots)
+        if names != self._names:
+            self._names, self._shell, self._windows = names, self._new_shell(), 0
+            if self._kept.get("names") == list(names):
+                # This pipeline was measured before: there is no untouched one to look at.
+                self._shell.kept, self._windows = taken(self._kept, len(names)), WINDOWS_BEFORE
+        if not self._counts.is_reliable(observation):
+            return Proposal(reason="measuring: some stage has made too few items to be judged")
+        self._windows += 1
+        counts, expected_s = self._counts, partial(self._expected, slots)
+        view = view_of(observation, self._shares.known(), counts.of_stages(), counts.demand, expected_s)
+        if self._windows < WINDOWS_BEFORE:
+            self._shell.act(view)
+            # Only to learn.
+            if observation.elapsed_s < LONG_S:
+                return Proposal(reason=f"measuring, window {self._windows} of {WINDOWS_BEFORE}")
+        (value,), (window,) = self._shell.act(view)
+        if self._tuner is not None:
+            used = (view.value * view.worker_weight).sum(1) / np.maximum(view.budget, 1e-9)
+            self._tuner.record(self._shell.moved, utility(view.rate, view.memory, used))
+        changes = _changes(observation, slots, value, window)
+        if self._shell.is_jumping:
+            # A first worker beside the training loop is a move where the shell goes somewhere, and none where it stays.
+            changes |= {s.name: 1 for s in slots if s.name in asleep - self._no_worker and s.name not in changes}
+        return Proposal(changes, self._reason(view, before, changes), bool(self._shell.phase[0] == HOLD))
+
+    def taken_back(self, failed: Allocation, ratio: float) -> None:
+        """Hold what was gone back to, and do not jump near `failed` again, unless the machine changes.
+
+        Args:
+            failed: the allocation that was left.
+            ratio: its throughput / the best one's.
+        """
+        self._no_worker |= {name for name in self._names if failed.get(name) == 1}
+        if (track := self._shell.track) is not None:
+            now = track.view.value[0].tolist()
+            left = [float(failed.get(name, value)) for name, value in zip(self._names, now, strict=True)]
+            self._shell.taken_back(np.array(left))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return readings, CPU shares, and what the shell knows: its phase, the curves, the best measured."""
+        known = self._shell.state_dict()
+        kept = {"names": list(self._names), **known} if known else self._kept
+        return {"counts": self._counts.state_dict(), "shares": self._shares.state_dict(), "shell": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave; the shell goes on where it was if stages and CPUs are the same.
+
+        Raises:
+            KeyError, TypeError, ValueError: this is no such state.
+        """
+        kept = dict(state["shell"])
+        if kept:
+            taken(kept, len(kept["names"]))
+        self._kept, self._names, self._shell = kept, (), self._new_shell()
+        self._counts.load_state_dict(state["counts"])
+        self._shares.load_state_dict(state["shares"])
+
+    def _new_shell(self) -> Shell:
+        return Shell(self._values, self._config)
+
+    def _expected(self, slots: list[Stage]) -> dict[str, float]:
+        """Worker seconds per batch the curves expect of the present allocation."""
+        if self._shell.track is None:
+            return {}
+        track = self._shell.track
+        expected_s = track.curves.service_s(np.array([[stage.current for stage in slots]], float))
+        named = zip(slots, expected_s[0].tolist(), track.view.workers[0].tolist(), strict=True)
+        return {stage.name: seconds for stage, seconds, known in named if known}
+
+    def _reason(self, now: View, before: Allocation, changes: Allocation) -> str:
+        moves = ", ".join([f"{name} {before[name]}>{changes[name]}" for name in self._names if name in changes])
+        why = self._phase_reason(moves)
+        over = now.full_memory[0] > self._config.memory_limit
+        return f"full windows would pass the memory limit; {why}" if over else why
+
+    def _phase_reason(self, moves: str) -> str:
+        shell = self._shell
+        phase = int(shell.phase[0])
+        if phase == BURST and shell.is_moving:
+            return f"move: {moves}" if moves else "no move is worth it"
+        if phase == HOLD:
+            return "holding the best allocation measured" + (f": {moves}" if moves else "")
+        if phase == CONFIRM:
+            return "measuring the best allocations again" + (f": {moves}" if moves else "")
+        return f"jump to the fitted allocation: {moves}" if moves else "measuring"
+
+
+class ModelJump(Dqn):
+    """Jumps to the fitted allocation, confirms it and holds it: the same without a network.
+
+    Args:
+        config: of the shell.
+    """
+
+    name = "model-jump"
+
+    def __init__(self, config: ShellConfig | None = None) -> None:
+        self._tuner = None
+        self._begin(None, config)
+
+
+def _fine_tuner(start: Network) -> FineTuner:
+    try:
+        from intune_callbacks.decide.online import FineTuner
+    except ImportError as error:
+        raise MissingPackage("torch", "lightning") from error
+    return FineTuner(start)
+
+
+def _changes(observation: Observation, slots: list[Stage], value: Floats, window: Floats) -> Allocation:
+    windows = {stage.window_of: stage for stage in observation.stages if stage.window_of is not None}
+    changes: Allocation = {}
+    for stage, units, wide in zip(slots, value, window, strict=True):
+        if int(units) != stage.current:
+            changes[stage.name] = int(units)
+        held = windows.get(stage.name)
+        if held is not None and wide > 0.0 and int(wide) != held.current:
+            changes[held.name] = int(wide)
+    return changes

@@ -1,0 +1,219 @@
+"""Where N pipelines are between jump, burst, confirm and hold, and what moves them on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from intune_callbacks.decide.curves import COEFFICIENTS, TERMS
+from intune_callbacks.decide.phases import BURST, CONFIRM, HOLD, JUMP, ShellConfig
+from intune_callbacks.decide.target import expected_gain
+from intune_callbacks.decide.track import KEPT, MOMENTS, Track
+from intune_callbacks.decide.view import Bools, Floats, Ints, View
+
+__all__ = ["FAILED", "INPUT_BOUND", "SETTLED", "Progress", "taken"]
+
+SETTLED = 6
+"""Decisions an allocation is held before a drop wakes the shell."""
+SAME_CPUS = 0.01
+"""What was learned goes on where the CPUs differ by no more than this share."""
+INPUT_BOUND = 0.97
+"""Share of the model's demand from which on there is nothing worth a change."""
+FAILED = 4
+"""Allocations remembered that were left because they were measured to be worse."""
+_SINGLE = ("phase", "left", "idle", "held", "wait", "trusted", "cpus", "noise", "age", "decisions", "scale")
+_OF_SLOT = ("work_s", "cpu_share", "cv", "seen", "reference_s")
+
+
+class Progress:
+    """The phases of N pipelines, and what is remembered of them.
+
+    Args:
+        config: lengths of the phases.
+        has_agent: there are bursts; else what is jumped to is confirmed and held.
+    """
+
+    def __init__(self, config: ShellConfig, *, has_agent: bool) -> None:
+        self.config, self.has_agent = config, has_agent
+        self.track: Track | None = None
+        self.phase: Ints = np.zeros(0, int)
+        self.kept: Mapping[str, Floats] | None = None
+        """Where to go on with one pipeline: what `state_dict` gave, as arrays."""
+        self.asked: Floats | None = None
+        """The allocation decided last, [N, S]."""
+        self._jumps = np.array(config.jumps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known of the only pipeline, in plain numbers; empty before the first decision."""
+        if self.track is None or len(self.phase) != 1:
+            return {}
+        own = {"phase": self.phase, "left": self._left, "idle": self._idle, "held": self._held, "wait": self._wait}
+        return self.track.state_dict() | {
+            **{name: int(array[0]) for name, array in own.items()},
+            "trusted": int(self._trusted[0]),
+            "failed": self._failed[0].tolist(),
+            "cpus": float(self.track.view.cpus[0]),
+        }
+
+    def _take(self, view: View) -> None:
+        if self.track is None:
+            self._start(view)
+        else:
+            self.track.update(view)
+
+    def _start(self, view: View) -> None:
+        n = len(view.cpus)
+        self.track = Track(view)
+        self.phase, self._left, self._idle = np.zeros(n, int), np.zeros(n, int), np.zeros(n, int)
+        self._held, self._wait = np.zeros(n, int), np.full(n, self.config.look)
+        self._trusted = np.zeros(n, bool)
+        self._look_jump = np.zeros(n, bool)
+        self._failed = np.zeros((n, FAILED, view.value.shape[1]))
+        # After a failure windows stay as they are, too, until the hold ends.
+        self._is_left_alone = np.zeros(n, bool)
+        self.asked, self._denied = None, np.full(view.value.shape, np.nan)
+        self._is_taken_up = False
+        kept, self.kept = self.kept, None
+        if kept is not None and n == 1 and abs(view.cpus[0] / kept["cpus"] - 1.0) <= SAME_CPUS:
+            self._go_on(kept, view)
+
+    def _go_on(self, kept: Mapping[str, Floats], view: View) -> None:
+        """Take up the phase of another run: what was held is held, and looked at again after a full wait."""
+        assert self.track is not None
+        self._is_taken_up = True
+        self.track.go_on(kept, view)
+        self.phase, self._wait = np.array([int(kept["phase"])]), np.array([int(kept["wait"])])
+        self._left, self._idle = np.array([int(kept["left"])]), np.array([int(kept["idle"])])
+        self._trusted, self._failed = kept["trusted"][None] > 0.0, kept["failed"][None].copy()
+        elsewhere = (view.value != kept["value"][:1]).any(1)
+        # Not where it was: the best known is measured again before it is held.
+        self.phase[(self.phase == HOLD) & elsewhere] = CONFIRM
+        if not self.has_agent:
+            self.phase[self.phase == BURST] = CONFIRM
+
+    def taken_back(self, failed: Floats) -> None:
+        """Hold what the only pipeline was brought back to, and take twice as long until the next look.
+
+        Args:
+            failed: the allocation that was left, [S].
+        """
+        if self.track is None:
+            return
+        # The windows alone told another story: what they said of any allocation does not count.
+        everybody = np.ones(len(self.phase), bool)
+        self.track.forget(everybody)
+        self.track.begin_at(-1, everybody)
+        self._failed = np.concatenate([failed[None, None], self._failed[:, :-1]], 1)
+        self.phase[:], self._held[:], self._left[:], self._idle[:] = HOLD, 0, 0, 0
+        self._trusted[:], self._is_left_alone[:] = False, True
+        self._wait = np.minimum(2 * self._wait, self.config.longest)
+        self.asked = None
+
+    def _has_failed(self, now: Floats, then: Floats) -> Bools:
+        """Where `then` is nearer to an allocation that failed than to the one of `now`, in log units, [N]."""
+        if not self._failed.any():
+            return np.zeros(len(now), bool)
+        logs = [np.log(np.maximum(values, 1.0)) for values in (now, then, self._failed)]
+        moved = np.abs(logs[1] - logs[0]).sum(1)
+        beside = np.abs(logs[1][:, None] - logs[2]).sum(2)
+        return np.asarray(((beside < moved[:, None]) & self._failed.any(2)).any(1))
+
+    def _wake(self, view: View) -> None:
+        assert self.track is not None
+        track, c = self.track, self.config
+        # A training loop that does not wait for data is left alone.
+        self._bound = np.log(np.maximum(INPUT_BOUND * view.demand, 1e-12)) > track.smooth
+        self._refused = np.zeros(len(view.cpus), bool)
+        if self.asked is not None:
+            self._refused = (self.asked != view.value).any(1) & ~track.last_move.any(1)
+            self._denied = np.where(self._refused[:, None], self.asked, self._denied)
+        # The slump of a burst's last moves is not one of the allocation that is held now.
+        fallen = (self.phase == HOLD) & (self._held >= SETTLED) & (track.low >= 4)
+        if fallen.any():
+            track.forget(fallen)
+            track.begin_at(1, fallen)
+            if self._is_taken_up:
+                # What another run found does not hold here: nor does what it learned.
+                track.curves.restart(view, fallen)
+                self._is_taken_up = False
+        new = track.resized | fallen | ~view.alive
+        self.phase[new] = JUMP
+        self._failed[track.resized] = 0.0
+        self._wait[new & ~self._failed.any((1, 2))] = c.look
+        self.phase[~self._bound & (self.phase < CONFIRM)] = CONFIRM
+        self._begin_burst((self.phase == JUMP) & (track.age > c.jumps[-1]), c.burst)
+        self._held = (self._held + 1) * (self.phase == HOLD)
+        self._is_left_alone &= self.phase == HOLD
+
+    def _begin_burst(self, rows: Bools, length: int) -> None:
+        if not rows.any():
+            return
+        self.phase[rows] = BURST if self.has_agent else CONFIRM
+        self._left[rows], self._idle[rows] = length, 0
+        self._trusted[rows] = self.has_agent
+
+    def _wants_target(self, view: View) -> Bools:
+        assert self.track is not None
+        track, at_jump = self.track, self.phase == JUMP
+        self._look_jump, self._again_jump = np.zeros((2, len(view.cpus)), bool)
+        self._looking = (self.phase == HOLD) & (self._held >= self._wait)
+        at = (track.age[:, None] == self._jumps).any(1) | (track.resized & (track.decisions > 1))
+        self._jump = at & at_jump
+        return np.asarray(self._jump | (self.phase == BURST) | self._looking)
+
+    def _look(self, view: View, aimed: Floats) -> None:
+        """Jump where the curves promise clearly more: in the middle of a burst, and, while holding, now and then.
+
+        Where holding has nothing to jump for, it tries a short burst.
+        """
+        assert self.track is not None
+        track, c = self.track, self.config
+        again = self._bound & (self.phase == BURST) & (self._left > 0) & (self._left % c.review == 0)
+        if not (self._looking | again).any():
+            return
+        gain = expected_gain(view, track.curves, aimed)
+        worth = (gain > c.worth) & ~self._has_failed(view.value, np.where(view.mask, aimed, view.value))
+        self._again_jump = again & worth
+        # The next look comes later, unless this one finds something.
+        self._held[self._looking] = 0
+        self._wait[self._looking] = np.minimum(2 * self._wait[self._looking], c.longest)
+        self._look_jump = self._looking & worth
+        self.phase[self._look_jump] = CONFIRM
+        self._wait[self._look_jump & ~self._failed.any((1, 2))] = self.config.look
+        if self.has_agent:
+            self._begin_burst(self._looking & ~self._look_jump & self._bound, self.config.again)
+        self._is_left_alone &= ~self._looking
+
+
+def taken(state: Mapping[str, Any], slots: int) -> dict[str, Floats]:
+    """Return the arrays of what `Shell.state_dict` gave.
+
+    Args:
+        state: plain numbers, perhaps of another version of this package.
+        slots: of the pipeline.
+
+    Raises:
+        KeyError: something is missing.
+        ValueError: something has another shape, is no finite number, or is no phase.
+    """
+    allocations = KEPT + 1
+    shapes: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(_SINGLE, ()),
+        **dict.fromkeys(_OF_SLOT, (slots,)),
+        "failed": (FAILED, slots),
+        "value": (allocations, slots),
+        "mean": (allocations,),
+        "count": (allocations,),
+        "moves": (MOMENTS, slots),
+        "theta": (COEFFICIENTS, slots),
+        "precision": (TERMS, slots),
+    }
+    found = {name: np.array(state[name], float) for name in shapes}
+    for name, shape in shapes.items():
+        if found[name].shape != shape or not np.isfinite(found[name]).all():
+            raise ValueError(f"{name}: expected finite numbers of shape {shape}")
+    if int(found["phase"]) not in (JUMP, BURST, CONFIRM, HOLD):
+        raise ValueError(f"phase: {state['phase']} is none")
+    return found

@@ -1,0 +1,337 @@
+"""Why the input is slow, in one plain sentence; what mends it; and by how much, if the measurements predict it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from intune_callbacks.measure.advice import KEPT, to_set
+from intune_callbacks.measure.measured import Measured
+from intune_callbacks.measure.predict import WORTH, Advice, advise, limiting, promised, step_s
+from intune_callbacks.types import Hint, Stage
+from intune_callbacks.words import amount, count, moment, percent, ratio
+
+__all__ = ["Cause", "Evidence", "advice", "causes"]
+
+# fmt: off
+Kind = Literal[
+    "storage", "cpu", "workers", "serial", "files", "order", "loader",
+    "startup", "shuffle", "prefetch", "memory", "model",
+]
+# fmt: on
+
+# Of the CPUs the input may use: from this share on they are short.
+CPUS_BUSY = 0.8
+# An item that computes for less than this share of its time waits for something.
+COMPUTES = 0.5
+# No read from a disk or a network is shorter: such a wait is for a CPU.
+LEAST_READ_S = 0.0002
+IDLE = 0.4
+ONE_CPU = (0.85, 1.1)
+BROUGHT_NOTHING = 1.03
+WAITS = 0.05
+MUCH_WAIT = 0.2
+MEANWHILE = "; a worker makes the next one meanwhile"
+LEFT_ALONE = (
+    "; it is left alone, for the dataset may need the training process: if it does not, write num_workers, or give "
+    "InTuneCallback workers_kind='process' or 'thread'"
+)
+FOLLOWS_WORKERS = "order follows the workers"
+LIMIT_OF_MEMORY = ("soft limit", "memory alarm")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One reason why the training is not faster.
+
+    Args:
+        kind: ``storage`` (long waits, little CPU), ``cpu`` (no CPU is free), ``workers`` (too few of them), ``serial``
+            (one item at a time), ``files`` (too few), ``order`` (workers own the shards), ``loader`` (computed in the
+            training loop), ``startup`` (of workers, each epoch), ``shuffle`` (a buffer being filled), ``prefetch``
+            (none), ``memory`` (the guard's limit) or ``model``.
+        stage: the stage it is about, empty for the whole pipeline.
+        sentence: with the numbers it rests on.
+        line: what to paste, lines apart; empty where nothing can be pasted or nothing is predicted to gain.
+        gain: the promised factor on the throughput, 1.25 = 25 % faster; 1.0 where none is predicted.
+    """
+
+    kind: Kind
+    stage: str
+    sentence: str
+    line: str = ""
+    gain: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known beside the windows.
+
+    Args:
+        hints: oddities of the user's pipeline, see `intune_callbacks.types.Hint`.
+        whole: figures of the whole run: ``wall_s``, ``seam_s``, ``paused_s``, ``first_batch_s``, ``epochs``.
+        tried: stage name -> what more workers for it brought: samples/s then / before.
+        vetoes: what the guard refused last.
+        first: stage name -> its value at the start of the run.
+    """
+
+    hints: Sequence[Hint] = ()
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    tried: Mapping[str, float] = field(default_factory=dict)
+    vetoes: Sequence[str] = ()
+    first: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """Of the run's wall time, what is neither a pause nor the start of the pipeline."""
+        wall_s, paused_s = self.whole.get("wall_s"), self.whole.get("paused_s")
+        return min(1.0, max(0.0, 1.0 - (paused_s or 0.0) / wall_s)) if wall_s else 1.0
+
+    def hint(self, kind: str, stage: str = "") -> Hint | None:
+        """Return the first hint of a kind that is about a stage or about the whole pipeline."""
+        return next((h for h in self.hints if h.kind == kind and h.stage in ("", stage)), None)
+
+
+def causes(seen: Measured | None, known: Evidence = Evidence()) -> tuple[Cause, ...]:
+    """Return why the training is not faster: what limits first, then what else there is, the largest gain first.
+
+    Nothing, where it waits for data and what was measured does not say for what.
+
+    Args:
+        seen: windows of one allocation; None where nothing was measured.
+        known: what is known beside them.
+    """
+    if seen is None or seen.verdict == "too short":
+        return ()
+    if any(FOLLOWS_WORKERS in stage.knob and not known.hint("order", stage.name) for stage in seen.workers):
+        known = replace(known, hints=(*known.hints, *_shards(seen)))
+    limit = _limit(seen, known) if seen.wait_frac >= WAITS else None
+    others = [_memory(seen, known), _startup(seen, known), _shuffle(seen, known), _prefetch(seen, known)]
+    found = sorted((cause for cause in others if cause is not None), key=lambda cause: -cause.gain)
+    if limit is None and not found:
+        return (_model(seen),) if seen.wait_frac < WAITS else ()
+    first = [limit] if limit is not None else []
+    return (*first, *found)
+
+
+def advice(seen: Measured | None, known: Evidence = Evidence()) -> Advice:
+    """Return the best predicted numbers, with what may be promised of them."""
+    if seen is None or seen.verdict == "too short":
+        return Advice()
+    return advise(seen, _most(seen, known), share=known.share)
+
+
+def _limit(seen: Measured, known: Evidence) -> Cause | None:
+    """The reason that is in the stage that limits."""
+    stage = limiting(seen)
+    if stage is None or stage.current == 0:
+        return _in_the_loop(seen, known, stage)
+    for reason in (_files, _order, _serial, _cpu, _too_few):
+        cause = reason(seen, known, stage)
+        if cause is not None:
+            return cause
+    return None
+
+
+def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause | None:
+    owned = next((one for one in seen.workers if known.hint("order", one.name)), None)
+    if stage is None and owned is not None:  # nobody can look into it, but it is the only one that can be meant
+        return _order(seen, known, owned)
+    hint = known.hint("loader")
+    wait_s = seen.period_s - seen.model_s
+    if stage is None:
+        if hint is None or not hint.line or seen.workers:
+            return None
+        gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
+        return _worth(Cause("loader", "", f"{hint.what}; {_one_after_the_other(seen)}{MEANWHILE}", hint.line, gain))
+    found = advise(seen, _most(seen, known), share=known.share)
+    why = "" if found.gain >= WORTH else "; from a worker it would not come sooner"
+    if why and seen.cpus_had - seen.cpus_busy < 1.0 - CPUS_BUSY:
+        why = "; no CPU is free for a worker"
+    sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}{why or MEANWHILE}"
+    if stage.when == "user" and not why:
+        sentence += LEFT_ALONE
+    return _worth(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))
+
+
+def _one_after_the_other(seen: Measured) -> str:
+    wait_s = seen.period_s - seen.model_s
+    return f"the training loop makes each batch itself, {moment(wait_s)}, and then trains on it, {moment(seen.model_s)}"
+
+
+def _files(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
+    hint = known.hint("files", stage.name)
+    if hint is None:
+        return None
+    gain = promised(step_s(seen) / step_s(seen, {stage.name: 2 * stage.current}), known.share)
+    more = f", with twice as many expected {ratio(gain)}" if gain >= WORTH else ""
+    return Cause("files", stage.name, f"{hint.what}: more workers have nothing to read, more files would help{more}")
+
+
+def _order(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
+    hint = known.hint("order", stage.name)
+    return None if hint is None else Cause("order", stage.name, hint.what)
+
+
+def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
+    name, rate = repr(stage.name), seen.rates.get(stage.name)
+    if rate is None:
+        return None
+    batch_s = rate.items_per_batch * rate.service_s
+    if stage.sequential or stage.high <= 1:
+        each = f"{name} takes {moment(batch_s)} for each batch and does one item at a time"
+        return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
+    brought = known.tried.get(stage.name)
+    if brought is not None and brought < BROUGHT_NOTHING:
+        return Cause("serial", stage.name, f"more workers for {name} brought nothing when tried ({ratio(brought)})")
+    if rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac):
+        idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
+        return Cause("serial", stage.name, f"{idle}, for what feeds them is slower and has no workers of its own")
+    low, high = ONE_CPU
+    in_threads = stage.knob.startswith("ParallelMapper(") and not rate.worker_bytes and stage.current > 1
+    if in_threads and low <= rate.items_per_batch * rate.service_cpu_s / seen.period_s <= high:
+        together = (
+            f"the {stage.current} threads of {name} keep 1 CPU busy between them, for Python lets one run at a time"
+        )
+        return Cause("serial", stage.name, f"{together}: processes (method='process') would use more")
+    return None
+
+
+def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
+    had = seen.cpus_had
+    if seen.cpus <= 0.0 or seen.cpus_busy < CPUS_BUSY * had or not _knows_cpu(seen, stage):
+        return None
+    busy = f"the input keeps {seen.cpus_busy:.1f} of {_cpus(seen)} busy"
+    if had < CPUS_BUSY * seen.cpus:
+        taken = "the CPUs are taken by the training and others"
+        busy = f"{taken}: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
+    gain = advise(seen, _most(seen, known), cpus=2 * had, share=known.share, keep=False).gain
+    more = f"; with twice as many CPUs, or {stage.name!r} half as dear, expected {ratio(gain)}" if gain >= WORTH else ""
+    return Cause("cpu", stage.name, busy + more)
+
+
+def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
+    """The stage could do more at a time: its items wait, or there are CPUs left for it."""
+    rate = seen.rates.get(stage.name)
+    if rate is None or not rate.service_s:
+        return None
+    found = advise(seen, _most(seen, known), share=known.share, keep=False)
+    line = _lines(seen, known, found)
+    item = f"each {'batch' if abs(rate.items_per_batch - 1.0) < 0.1 else 'item'} of {stage.name!r}"
+    if not _knows_cpu(seen, stage):
+        many = count(stage.current, "worker")
+        return Cause("workers", stage.name, f"{item} takes {moment(rate.service_s)} in {many}", line, found.gain)
+    if rate.service_cpu_s < min(COMPUTES * rate.service_s, rate.service_s - LEAST_READ_S):
+        waits = f"waits {moment(rate.service_s - rate.service_cpu_s)} for its reads"
+        told = f"{item} {waits} and computes {moment(rate.service_cpu_s)}"
+        if found.gain >= WORTH:
+            told += ": more workers overlap the waits, more CPUs do not help"
+        elif stage.kind == "io" and stage.current >= stage.high:
+            told += (
+                f"; it reads {stage.current} files at once, as many as its cycle_length: a longer one overlaps more "
+            )
+            told += "waits, and changes the order of the samples"
+        return Cause("storage", stage.name, told, line, found.gain)
+    free = max(0.0, seen.cpus_had - seen.cpus_busy)
+    told = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
+    return Cause("workers", stage.name, f"{told}, while {free:.1f} of {_cpus(seen)} are free", line, found.gain)
+
+
+def _cpus(seen: Measured) -> str:
+    return f"{amount(seen.cpus)} CPU{'s' * (seen.cpus != 1.0)}"
+
+
+def _startup(seen: Measured, known: Evidence) -> Cause | None:
+    started = [s for s in seen.workers if s.startup_s > 0.0 and s.current]
+    if not started or not seen.seam_s:
+        return None
+    kept = tuple(stage.name for stage in started)
+    gain = promised(step_s(seen) / step_s(seen, kept=kept), known.share)
+    if gain < WORTH:
+        return None
+    each_s = _seam_of_an_epoch_s(seen, known)
+    workers = sum(stage.current for stage in started)
+    frac = percent(seen.seam_s / (seen.period_s + seen.seam_s))
+    begins = f"each epoch begins with {moment(each_s)} of" if each_s else "the starts of epochs go by with"
+    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {KEPT} keeps them"
+    return Cause("startup", kept[0], sentence, "\n".join(to_set({}, _entries(seen, known), kept)[0]), gain)
+
+
+def _seam_of_an_epoch_s(seen: Measured, known: Evidence) -> float:
+    if seen.epoch_batches:
+        return seen.seam_s * seen.epoch_batches
+    seam_s, epochs = known.whole.get("seam_s"), known.whole.get("epochs")
+    return seam_s / epochs if seam_s and epochs else 0.0
+
+
+def _shuffle(seen: Measured, known: Evidence) -> Cause | None:
+    hint = next((h for h in known.hints if h.kind == "shuffle"), None)
+    if hint is None:
+        return None
+    first_s = known.whole.get("first_batch_s") or 0.0
+    # While a run waits for data, what fills the buffer had to be read in any case.
+    gain = (seen.seam_s + seen.period_s) / max(seen.seam_s, seen.period_s) if seen.wait_frac < MUCH_WAIT else 1.0
+    gain = promised(gain, known.share)
+    late = first_s > WAITS * (known.whole.get("wall_s") or float("inf"))
+    if gain < WORTH and not late:
+        return None
+    told = f"{hint.what}: the first batch came after {moment(first_s)}" if first_s else hint.what
+    return _worth(Cause("shuffle", hint.stage, told, hint.line, gain))
+
+
+def _prefetch(seen: Measured, known: Evidence) -> Cause | None:
+    """Without a buffer before the model, input and model take turns."""
+    hint = known.hint("prefetch")
+    has_one = any(stage.kind == "memory" and stage.window_of is None for stage in seen.stages)
+    if hint is None or not hint.line or has_one or not seen.workers or seen.wait_frac < WAITS:
+        return None
+    gain = promised(seen.period_s / max(seen.model_s, seen.period_s - seen.model_s), known.share)
+    return Cause("prefetch", hint.stage, hint.what, hint.line, gain) if gain >= WORTH else None
+
+
+def _memory(seen: Measured, known: Evidence) -> Cause | None:
+    veto = next((v for v in known.vetoes if any(word in v for word in LIMIT_OF_MEMORY)), None)
+    if veto is None or seen.wait_frac < WAITS:
+        return None
+    return Cause("memory", "", f"memory holds the input back: {veto}")
+
+
+def _model(seen: Measured) -> Cause:
+    waits = f"the training waits {percent(seen.wait_frac)} of the time for data"
+    return Cause("model", "", f"{waits}, and computes {moment(seen.model_s)} for each batch: the model is the limit")
+
+
+def _shards(seen: Measured) -> list[Hint]:
+    what = "its workers own the shards of an iterable dataset: another number of them changes the samples' order"
+    return [Hint(what, kind="order", stage=stage.name) for stage in seen.workers if FOLLOWS_WORKERS in stage.knob]
+
+
+def _most(seen: Measured, known: Evidence) -> dict[str, int]:
+    """What no prediction may exceed: more would read nothing, change the order, or was tried in vain."""
+    most = {}
+    for stage in seen.workers:
+        owned = FOLLOWS_WORKERS in stage.knob or known.hint("order", stage.name)
+        if owned:
+            most[stage.name] = max(1, stage.current)
+        elif _serial(seen, known, stage) is not None or known.hint("files", stage.name):
+            most[stage.name] = stage.current
+    return most
+
+
+def _knows_cpu(seen: Measured, stage: Stage) -> bool:
+    """False where CPU seconds were not measured: a loader seen from outside gives the wall time in their place."""
+    rate = seen.rates[stage.name]
+    return rate.service_cpu_s > 0.0 and not (stage.when in ("epoch", "user") and rate.service_cpu_s == rate.service_s)
+
+
+def _lines(seen: Measured, known: Evidence, found: Advice) -> str:
+    code, _ = to_set(found.allocation, _entries(seen, known), found.kept)
+    return "\n".join(code)
+
+
+def _entries(seen: Measured, known: Evidence) -> list[dict[str, Any]]:
+    return [asdict(stage) | {"first": known.first.get(stage.name, stage.current)} for stage in seen.stages]
+
+
+def _worth(cause: Cause) -> Cause:
+    return cause if cause.gain >= WORTH else replace(cause, line="", gain=1.0)

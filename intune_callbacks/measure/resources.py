@@ -1,0 +1,245 @@
+"""What the machine gives this process: CPUs, memory and shared memory, as the container limits them, read live."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from intune_callbacks.config import number_problem
+from intune_callbacks.errors import ConfigError
+from intune_callbacks.measure.device import GpuProbe
+from intune_callbacks.measure.idle import IdleCpus
+from intune_callbacks.types import Resources
+
+__all__ = ["MachineProbe", "affinity", "cpu_clock_hz"]
+
+
+class MachineProbe:
+    """Reads the CPUs and the memory the input pipeline may use; limits that change are seen at the next `read`.
+
+    CPUs: min(affinity, cgroup quota) / local ranks - what the trainer needs, but never less than half of the rank's
+    share: on a small machine trainer and pipeline share.
+
+    Memory: the limit is the smallest of the cgroup's, those of the groups around it and the machine's. What is used is
+    that limit minus what can still be had at every one of these levels, page cache that the kernel can drop not
+    counted; /dev/shm is part of it. With one limit this is the group's usage minus its inactive file pages.
+
+    Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max, memory.max, memory.high, memory.current,
+    memory.stat) and https://docs.kernel.org/admin-guide/cgroup-v1/memory.html, .../scheduler/sched-bwc.html
+    (cpu.cfs_quota_us).
+
+    Args:
+        local_ranks: training processes on this machine that share it evenly.
+        trainer_cpus: CPUs one training loop needs for itself.
+        cpus: CPUs the pipeline of this rank may use, instead of measuring them.
+        gpu: whose utilisation is read; by default the GPU of this rank (``LOCAL_RANK``).
+        root: where ``proc``, ``sys`` and ``dev`` are looked up.
+
+    Raises:
+        ConfigError: with all wrong arguments at once.
+    """
+
+    def __init__(
+        self,
+        local_ranks: int = 1,
+        trainer_cpus: float = 1.0,
+        cpus: float | None = None,
+        *,
+        gpu: GpuProbe | None = None,
+        root: Path = Path("/"),
+    ) -> None:
+        problems = [
+            *number_problem("local_ranks", local_ranks, 1, 1_000_000),
+            *number_problem("trainer_cpus", trainer_cpus, 0.0, 4096.0),
+            *(number_problem("cpus", cpus, 0.1, 4096.0) if cpus is not None else ()),
+        ]
+        if problems:
+            raise ConfigError(problems)
+        self._local_ranks, self._trainer_cpus, self._cpus = local_ranks, trainer_cpus, cpus
+        self._gpu = GpuProbe(_local_rank()) if gpu is None else gpu
+        self._idle = IdleCpus(root)
+        self._shm = str(root / "dev" / "shm")
+        groups = list(_groups(root))
+        self._quotas = [quota for group in groups if (quota := _quota(group)) is not None]
+        self._memories = [memory for group in groups if (memory := _memory(group)) is not None]
+
+    def read(self) -> Resources:
+        """Return what there is right now."""
+        limit_bytes, used_bytes = self._read_memory()
+        idle = self._idle.read()
+        return Resources(
+            cpus=self._read_cpus(),
+            memory_limit_bytes=limit_bytes,
+            memory_used_bytes=used_bytes,
+            shm_free_bytes=_free_bytes(self._shm),
+            gpu_utilisation=self._gpu.read(),
+            cpu_clock_hz=cpu_clock_hz(),
+            cpus_idle=None if idle is None else idle / self._local_ranks,
+            local_ranks=self._local_ranks,
+        )
+
+    def _read_cpus(self) -> float:
+        if self._cpus is not None:
+            return self._cpus
+        limits = [quota.read() for quota in self._quotas]
+        share = min([float(affinity()), *(limit for limit in limits if limit is not None)]) / self._local_ranks
+        return max(share - self._trainer_cpus, share / 2)
+
+    def _read_memory(self) -> tuple[int, int]:
+        machine = psutil.virtual_memory()
+        limit_bytes, free_bytes = machine.total, machine.available
+        for memory in self._memories:
+            reading = memory.read(below=machine.total)
+            if reading is not None:
+                limit_bytes = min(limit_bytes, reading[0])
+                free_bytes = min(free_bytes, reading[0] - reading[1])
+        return limit_bytes, min(max(limit_bytes - free_bytes, 0), limit_bytes)
+
+
+@dataclass(slots=True)
+class _Quota:
+    """CPU time per period of one control group; in v2 one file holds both, in v1 there are two."""
+
+    files: tuple[str, ...]
+    last: float | None = None
+
+    def read(self) -> float | None:
+        """Return the CPUs; None without a limit. A limit that cannot be read now is the one of before."""
+        try:
+            quota_us, period_us = " ".join(_text(file) for file in self.files).split()
+            limited = quota_us != "max" and int(quota_us) > 0
+            self.last = int(quota_us) / int(period_us) if limited else None
+        except (OSError, ValueError, ZeroDivisionError):
+            pass
+        return self.last
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Limit and usage of one control group."""
+
+    limits: tuple[str, ...]
+    usage: str
+    stat: str
+    inactive_file: str
+    last: tuple[int, int] | None = None
+
+    def read(self, below: int) -> tuple[int, int] | None:
+        """Return limit and unreclaimable usage in bytes; None if the group has no limit smaller than `below`.
+
+        What cannot be read now is as it was before.
+        """
+        try:
+            found = [int(text) for file in self.limits if (text := _text(file).strip()) != "max"]
+            if not found or min(found) >= below:
+                self.last = None
+                return None
+            usage_bytes = int(_text(self.usage))
+            # memory.stat is ordered by kind, one "name bytes" per line.
+            _, named, rest = ("\n" + _text(self.stat)).partition(f"\n{self.inactive_file} ")
+            self.last = min(found), usage_bytes - (int(rest.split(None, 1)[0]) if named else 0)
+        except (OSError, ValueError, IndexError):
+            pass
+        return self.last
+
+
+def _quota(group: Path) -> _Quota | None:
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        if all((group / name).is_file() for name in names):
+            return _Quota(tuple(str(group / name) for name in names))
+    return None
+
+
+def _memory(group: Path) -> _Memory | None:
+    for limit, usage, inactive_file in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        if (group / limit).is_file() and (group / usage).is_file():
+            # Above memory.high the kernel slows the group down until it holds less.
+            limits = tuple(str(group / name) for name in (limit, "memory.high") if (group / name).is_file())
+            return _Memory(limits, str(group / usage), str(group / "memory.stat"), inactive_file)
+    return None
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """Yield the folder of every control group this process is in, and of the groups around it."""
+    try:
+        memberships = _text(str(root / "proc/self/cgroup")).splitlines()
+        mounts = _text(str(root / "proc/self/mountinfo")).splitlines()
+    except OSError:  # not Linux
+        return
+    paths = {}
+    for line in memberships:  # hierarchy:controllers:path, without controllers for v2
+        _, controllers, path = line.split(":", 2)
+        paths.update(dict.fromkeys(controllers.split(","), path))
+    for line in mounts:  # ... root mount-point options ... - type source super-options
+        fields, _, rest = line.partition(" - ")
+        kind, *_, options = rest.split()
+        mount_root, mount_point = fields.split()[3:5]
+        mounted = [""] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
+        for controller in ("", "cpu", "memory"):
+            if controller in mounted and controller in paths:
+                yield from _up(root / mount_point.lstrip("/"), mount_root, paths[controller])
+
+
+def _up(mount: Path, mount_root: str, path: str) -> Iterator[Path]:
+    prefix = mount_root.rstrip("/")
+    if (path == prefix or path.startswith(prefix + "/")) and ".." not in path:
+        parts = [part for part in path[len(prefix) :].split("/") if part]
+    elif set(mount_root.split("/")) <= {"", ".."}:  # seen from a namespace: the mount is a group around this one
+        parts = []
+    else:  # another container's group, mounted here for other purposes
+        return
+    for depth in range(len(parts), -1, -1):
+        folder = mount.joinpath(*parts[:depth])
+        if folder.is_dir():
+            yield folder
+
+
+def _text(file: str) -> str:
+    # A third of the cost of open().read(); these files are read at each decision.
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        # The kernel gives a page of such a file at a time, whatever is asked for.
+        parts = [os.read(descriptor, 1 << 16)]
+        while parts[-1]:
+            parts.append(os.read(descriptor, 1 << 16))
+        return b"".join(parts).decode("ascii", "replace")
+    finally:
+        os.close(descriptor)
+
+
+def affinity() -> int:
+    """Return how many CPUs this process may run on; limits of the container are not among them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _local_rank() -> int:
+    rank = os.environ.get("LOCAL_RANK", "")
+    return int(rank) if rank.isdigit() else 0
+
+
+def _free_bytes(folder: str) -> int | None:
+    try:
+        room = os.statvfs(folder)
+    except (OSError, AttributeError):
+        return None
+    return room.f_bavail * room.f_frsize
+
+
+@functools.cache
+def cpu_clock_hz() -> float:
+    """Return the CPU's highest clock in Hz, the present one where the highest is unknown, 0.0 if neither is."""
+    try:
+        clock = psutil.cpu_freq()
+    except (OSError, NotImplementedError, AttributeError, RuntimeError):
+        return 0.0
+    return 1e6 * (clock.max or clock.current) if clock else 0.0

@@ -1,0 +1,188 @@
+"""Turn monotonic counters into what happened between two decisions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.types import Observation, PipelineStats, Resources, Stage, StageRates, StageStats
+
+__all__ = ["Window", "rates"]
+
+_NOTHING = PipelineStats(at_s=0.0, delivered=0, stages={})
+
+
+def rates(before: PipelineStats, after: PipelineStats, stages: Sequence[Stage]) -> dict[str, StageRates]:
+    """Return what each worker stage did between two readings of the counters.
+
+    A counter that went down was started anew (a rebuilt pipeline): then `after` alone is what happened.
+
+    Args:
+        before: the earlier reading.
+        after: the later reading.
+        stages: the pipeline's stages; those without counters (windows, buffers) are left out.
+
+    Returns:
+        Stage name -> rates. Every number is finite; a ratio of nothing to nothing is 0.0.
+    """
+    batches = after.delivered - before.delivered
+    if batches < 0:
+        batches = after.delivered
+    return {
+        stage.name: _stage_rates(before.stages.get(stage.name), after.stages[stage.name], batches)
+        for stage in stages
+        if stage.name in after.stages
+    }
+
+
+def _stage_rates(before: StageStats | None, after: StageStats, batches: int) -> StageRates:
+    done, stored = (after, after.queued) if before is None else _difference(before, after)
+    service_s = _ratio(done.busy_s, done.items)
+    # Population variance: mean of the squares minus the square of the mean; rounding may take it below 0.
+    variance = max(_ratio(done.busy_s2, done.items) - service_s * service_s, 0.0)
+    worker_s = done.busy_s + done.starved_s + done.blocked_s
+    return StageRates(
+        items=done.items,
+        items_per_batch=_ratio(done.items, batches),
+        service_s=service_s,
+        service_cpu_s=_ratio(done.cpu_s, done.items),
+        service_cv=_ratio(math.sqrt(variance), service_s),
+        busy_frac=_ratio(done.busy_s, worker_s),
+        starved_frac=_ratio(done.starved_s, worker_s),
+        blocked_frac=_ratio(done.blocked_s, worker_s),
+        queue_fill=min(_ratio(after.queued, after.capacity), 1.0),
+        item_bytes=after.item_bytes,
+        worker_bytes=after.worker_bytes,
+        stored=stored,
+    )
+
+
+def _difference(before: StageStats, after: StageStats) -> tuple[StageStats, int]:
+    """Return what was done between two readings, and the results queued since."""
+    done = replace(
+        after,
+        items=after.items - before.items,
+        busy_s=after.busy_s - before.busy_s,
+        busy_s2=after.busy_s2 - before.busy_s2,
+        cpu_s=after.cpu_s - before.cpu_s,
+        starved_s=after.starved_s - before.starved_s,
+        blocked_s=after.blocked_s - before.blocked_s,
+    )
+    smallest = min(done.items, done.busy_s, done.busy_s2, done.cpu_s, done.starved_s, done.blocked_s)
+    return (after, after.queued) if smallest < 0 else (done, after.queued - before.queued)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+class Window:
+    """Remembers the last reading and gives the observation since then.
+
+    All arguments are monotonic totals since the start of the run; the first window starts at zero, or where
+    `restart` put it.
+    """
+
+    def __init__(self) -> None:
+        self._totals = StepTotals()
+        self._samples = 0
+        self._stats = _NOTHING
+        self._exposed_wait_s = 0.0
+
+    def restart(
+        self, totals: StepTotals, samples: int, stats: PipelineStats, exposed_wait_s: float | None = None
+    ) -> None:
+        """Begin the window here: what came before (warm-up, another pipeline) is not judged.
+
+        Args:
+            totals: the step timer's totals.
+            samples: samples delivered since the start of the run.
+            stats: the pipeline's counters.
+            exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
+        """
+        self._totals, self._samples, self._stats = totals, samples, stats
+        self._exposed_wait_s = exposed_wait_s or 0.0
+
+    def rebase(self, stats: PipelineStats) -> None:
+        """Go on with the counters of another pipeline, which begins now; time and samples go on.
+
+        Args:
+            stats: its counters.
+        """
+        self._stats = stats
+
+    def observe(
+        self,
+        totals: StepTotals,
+        samples: int,
+        stats: PipelineStats,
+        stages: Sequence[Stage],
+        resources: Resources,
+        step: int,
+        exposed_wait_s: float | None = None,
+        *,
+        epoch_batches: int | None = None,
+        remaining_batches: int | None = None,
+    ) -> Observation:
+        """Close the window, begin the next one, and return what happened in it.
+
+        Args:
+            totals: the step timer's totals.
+            samples: samples delivered since the start of the run.
+            stats: the pipeline's counters.
+            stages: the pipeline's stages with their current values.
+            resources: the machine now.
+            step: batches seen by the training loop so far.
+            exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
+            epoch_batches: batches of one epoch; None takes those of the last one.
+            remaining_batches: batches still to come; None while unknown.
+
+        Returns:
+            The observation; its `elapsed_s` is wait plus model time, pauses taken out.
+        """
+        steps, wait_s, model_s, seam_s = _steps_between(self._totals, totals)
+        epoch_batches = epoch_batches or totals.epoch_batches or None
+        # Each window gets its batches' share of the start of an epoch: else one with a start in it would look slow, and
+        # one without too fast.
+        share_s = totals.epoch_start_s * steps / epoch_batches if epoch_batches is not None else seam_s
+        wait_s = max(wait_s - seam_s, 0.0) + share_s
+        elapsed_s = wait_s + model_s
+        new_samples = samples - self._samples if samples >= self._samples else samples
+        stage_rates: Mapping[str, StageRates] = rates(self._stats, stats, stages)
+        exposed_frac = None
+        if exposed_wait_s is not None:
+            exposed_s = exposed_wait_s - self._exposed_wait_s
+            exposed_frac = min(_ratio(exposed_s if exposed_s >= 0 else exposed_wait_s, elapsed_s), 1.0)
+        self.restart(totals, samples, stats, exposed_wait_s)
+        return Observation(
+            step=step,
+            at_s=stats.at_s,
+            elapsed_s=elapsed_s,
+            batches=steps,
+            samples=new_samples,
+            batches_per_s=_ratio(steps, elapsed_s),
+            samples_per_s=_ratio(new_samples, elapsed_s),
+            wait_frac=_ratio(wait_s, elapsed_s),
+            model_s=_ratio(model_s, steps),
+            stages=tuple(stages),
+            rates=stage_rates,
+            resources=resources,
+            latency_s=_ratio(wait_s, steps),
+            exposed_wait_frac=exposed_frac,
+            seam_s=share_s,
+            epoch_batches=epoch_batches,
+            remaining_s=None if remaining_batches is None else remaining_batches * _ratio(elapsed_s, steps),
+        )
+
+
+def _steps_between(before: StepTotals, after: StepTotals) -> tuple[int, float, float, float]:
+    if after.wall_s < before.wall_s or after.steps < before.steps:  # another timer
+        before = StepTotals()
+    return (
+        after.steps - before.steps,
+        after.wait_s - before.wait_s,
+        after.model_s - before.model_s,
+        after.seam_s - before.seam_s,
+    )

@@ -1,0 +1,1 @@
+"""What is written down: decisions, the report, and how a run that is under way is read."""

@@ -1,0 +1,181 @@
+"""What a run was like before its first change, after its last one and as a whole: throughput, wait and verdict."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from intune_callbacks.measure.measured import measured
+from intune_callbacks.measure.verdict import settle
+from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.types import Observation
+from intune_callbacks.words import six_digits
+
+__all__ = ["BeforeAfter", "Mark", "describe", "figures"]
+
+KEPT_WINDOWS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a run was at one moment.
+
+    Args:
+        totals: of the training loop.
+        samples: it had trained on.
+    """
+
+    totals: StepTotals = field(default_factory=StepTotals)
+    samples: int = 0
+
+
+def figures(begin: Mark, end: Mark) -> dict[str, Any]:
+    """Return what happened between two moments, by the wall clock, in plain JSON types.
+
+    Args:
+        begin: of the span.
+        end: of the span.
+
+    Returns:
+        ``samples``, ``steps``, ``wall_s``, ``paused_s`` (validation, checkpoints), ``seam_s`` and ``epochs`` (starts of
+        epochs), ``throughput_samples_per_s`` and ``throughput_batches_per_s`` over the wall less pauses,
+        ``running_samples_per_s`` (starts of epochs left out as well) and ``wait_frac``; a rate is None where nothing
+        was measured.
+    """
+    first, last, samples = begin.totals, end.totals, end.samples - begin.samples
+    wait_s, model_s = last.wait_s - first.wait_s, last.model_s - first.model_s
+    active_s, seam_s = wait_s + model_s, last.seam_s - first.seam_s
+    return {
+        "samples": samples,
+        "steps": last.steps - first.steps,
+        "wall_s": six_digits(last.wall_s - first.wall_s),
+        "paused_s": six_digits(last.paused_s - first.paused_s),
+        "seam_s": six_digits(seam_s),
+        "epochs": last.epochs - first.epochs,
+        "throughput_samples_per_s": _rate(samples, active_s),
+        "throughput_batches_per_s": _rate(last.steps - first.steps, active_s),
+        "running_samples_per_s": _rate(samples, active_s - seam_s),
+        "wait_frac": _rate(wait_s, active_s),
+    }
+
+
+class BeforeAfter:
+    """Which part of a run came before the first change, which after the last one, and when the allocation settled."""
+
+    def __init__(self) -> None:
+        self.before: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
+        self.changes = 0
+        self.settled_after_s: float | None = None
+        self.now = Mark()
+        self._after: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
+        self._earlier: tuple[Observation, ...] = ()
+        self._begun: Mark | None = None
+        self._first_change = self._last_change = self._change_before = Mark()
+
+    @property
+    def after(self) -> tuple[Observation, ...]:
+        """The windows since the last change that was measured, none if no change was; all where nothing was changed.
+
+        A run may end just after a change: what it was like until then says more than nothing.
+        """
+        return (tuple(self._after) or self._earlier) if self.changes else tuple(self.before)
+
+    def begin(self) -> None:
+        """The warm-up is over."""
+        self._begun = self._begun or self.now
+
+    def observed(self, observation: Observation) -> None:
+        """Take one window."""
+        (self._after if self.changes else self.before).append(observation)
+
+    def changed(self) -> None:
+        """The pipeline was resized."""
+        self.changes += 1
+        self.settled_after_s = None
+        if self.changes == 1:
+            self._first_change = self.now
+        elif self._after:
+            self._change_before = self._last_change
+        self._last_change = self.now
+        self._earlier = tuple(self._after) or self._earlier
+        self._after.clear()
+
+    def settled(self, wall_s: float) -> None:
+        """The policy holds what it found; the first time since the last change counts."""
+        if self.changes and self.settled_after_s is None:
+            self.settled_after_s = wall_s
+
+    def describe_before(self) -> dict[str, Any]:
+        """Return `describe` of the time from the warm-up to the first change."""
+        return describe(self.before, (self._begun or Mark(), self._first_change if self.changes else self.now))
+
+    def describe_after(self) -> dict[str, Any]:
+        """Return `describe` of the time since the last change that was measured."""
+        if not self.changes:
+            return self.describe_before()
+        if self._after:
+            return describe(self.after, (self._last_change, self.now))
+        return describe(self.after, (self._change_before, self._last_change))
+
+    def whole(self) -> dict[str, Any]:
+        """Return `figures` of the whole run, all rates over the whole wall, and ``first_batch_s``."""
+        run, wall_s = figures(Mark(), self.now), self.now.totals.wall_s
+        return run | {
+            "throughput_samples_per_s": _rate(self.now.samples, wall_s),
+            "throughput_batches_per_s": _rate(self.now.totals.steps, wall_s),
+            "wait_frac": _rate(self.now.totals.wait_s, wall_s),
+            "first_batch_s": six_digits(self.now.totals.first_batch_s),
+        }
+
+
+def describe(observations: Sequence[Observation], span: tuple[Mark, Mark] | None = None) -> dict[str, Any]:
+    """Return the figures and the verdict of some windows in plain JSON types, and what causes are computed from.
+
+    Args:
+        observations: windows of one allocation, oldest first; without any every number is None.
+        span: from where to where: then throughput and wait are those of the whole span, what lies between the windows
+            included; else medians of the windows.
+    """
+    judged, common = settle(observations), measured(observations)
+    last = observations[-1] if observations else None
+    known = {
+        "throughput_samples_per_s": _middle([o.samples_per_s for o in observations]),
+        "throughput_batches_per_s": _middle([o.batches_per_s for o in observations]),
+        "wait_frac": _middle([o.wait_frac for o in observations]),
+    }
+    if span is not None and observations:
+        known |= {key: value for key, value in figures(*span).items() if value is not None}
+    return known | {
+        "exposed_wait_frac": _middle([o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]),
+        "model_s": _middle([o.model_s for o in observations]),
+        "allocation": last.allocation if last else {},
+        "memory_used_bytes": last.resources.memory_used_bytes if last else None,
+        "memory_limit_bytes": last.resources.memory_limit_bytes if last else None,
+        "cpus": six_digits(last.resources.cpus) if last else None,
+        "windows": len(observations),
+        "verdict": judged.kind,
+        "stage": judged.stage,
+        "headroom": six_digits(judged.headroom),
+        "why": judged.why,
+        "measured": _plain(common.to_json()) if common is not None else None,
+    }
+
+
+def _rate(part: float, seconds: float) -> float | None:
+    return six_digits(part / seconds) if seconds > 0.0 else None
+
+
+def _plain(value: Any) -> Any:
+    """Numbers with six digits, lists for tuples."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return six_digits(value) if isinstance(value, float) else value
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return six_digits(median(values)) if values else None

@@ -1,0 +1,144 @@
+"""Remember every decision: what was seen, done and why, and what it brought; one JSON line each."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from intune_callbacks.errors import warn
+from intune_callbacks.types import Allocation, Observation
+from intune_callbacks.words import six_digits
+
+__all__ = ["Decision", "History"]
+
+KEPT = 1000
+"""Of each kind of decision so many are remembered besides the first ones."""
+FIRST = 500
+"""The first decisions in which something happened: there most of a run is decided."""
+WRITTEN = 5000
+"""So many decisions are written one by one; from then on, each time so many were, half as often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One turn of the loop.
+
+    Args:
+        observation: what was seen.
+        before: the allocation then.
+        after: the allocation from then on.
+        proposed: the changes the policy wanted, before the guard.
+        granted: the changes the guard left of it; in mode ``advise`` that is the advice.
+        reason: why, in one sentence.
+        vetoes: what the guard refused, and why.
+        applied: True if the pipeline was resized.
+        settled: True while the policy holds what it found.
+        resize_s: seconds the resize took.
+        effect: samples/s of the next observation / samples/s of this one; None until it is known.
+    """
+
+    observation: Observation
+    before: Allocation
+    after: Allocation
+    proposed: Allocation = field(default_factory=dict)
+    granted: Allocation = field(default_factory=dict)
+    reason: str = ""
+    vetoes: tuple[str, ...] = ()
+    applied: bool = False
+    settled: bool = False
+    resize_s: float = 0.0
+    effect: float | None = None
+
+    @property
+    def is_eventful(self) -> bool:
+        """True if something was proposed, changed or refused."""
+        return self.applied or bool(self.proposed) or bool(self.vetoes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the decision as plain JSON types, numbers with six digits."""
+        seen, machine = self.observation, self.observation.resources
+        rates = {
+            name: {key: six_digits(getattr(r, key)) for key in r.__dataclass_fields__} for name, r in seen.rates.items()
+        }
+        return {
+            "step": seen.step,
+            # Of a clock that counts since the machine was started: six digits would be seconds.
+            "at_s": round(seen.at_s, 3) if math.isfinite(seen.at_s) else None,
+            "observation": {
+                "elapsed_s": six_digits(seen.elapsed_s),
+                "batches_per_s": six_digits(seen.batches_per_s),
+                "samples_per_s": six_digits(seen.samples_per_s),
+                "wait_frac": six_digits(seen.wait_frac),
+                "exposed_wait_frac": six_digits(seen.exposed_wait_frac),
+                "model_s": six_digits(seen.model_s),
+                "seam_s": six_digits(seen.seam_s),
+                "cpus": six_digits(machine.cpus),
+                "memory_used_bytes": machine.memory_used_bytes,
+                "memory_limit_bytes": machine.memory_limit_bytes,
+                "gpu_utilisation": six_digits(machine.gpu_utilisation),
+                "rates": rates,
+            },
+            "before": self.before,
+            "proposed": self.proposed,
+            "granted": self.granted,
+            "after": self.after,
+            "reason": self.reason,
+            "vetoes": list(self.vetoes),
+            "applied": self.applied,
+            "settled": self.settled,
+            "resize_s": six_digits(self.resize_s),
+            "effect": six_digits(self.effect),
+        }
+
+
+class History:
+    """Keeps eventful decisions, the first 500 and the last thousand, and the last thousand others; writes to a file.
+
+    The file holds each of the first 5,000 decisions, every second one until it holds 5,000 more, every fourth one
+    after that, and so on, and each one that changed something: some 50,000 lines after a month at one a second.
+
+    Args:
+        path: the file, appended to; its folder is made at the first line. None writes nothing.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = None if path is None else Path(path)
+        self._first: list[Decision] = []
+        self._events: deque[Decision] = deque(maxlen=KEPT)
+        self._others: deque[Decision] = deque(maxlen=KEPT)
+        self._added = self._lines = 0
+
+    def add(self, decision: Decision) -> None:
+        """Remember one decision whose effect is known, or never will be; a line that cannot be written is the last."""
+        if not decision.is_eventful:
+            self._others.append(decision)
+        elif len(self._first) < FIRST:
+            self._first.append(decision)
+        else:
+            self._events.append(decision)
+        number, self._added = self._added, self._added + 1
+        if self.path is None or not (decision.applied or number % (1 << self._lines // WRITTEN) == 0):
+            return
+        self._lines += 1
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Opened anew for each line: nothing is lost when the process is killed, and no file is left open.
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(decision.to_json(), allow_nan=False) + "\n")
+        except OSError as error:
+            warn(f"InTune writes no more decisions to {self.path}: {error}. Training goes on and is tuned all the same")
+            self.path = None
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What is remembered, oldest first."""
+        return tuple(sorted((*self.events, *self._others), key=lambda decision: decision.observation.step))
+
+    @property
+    def events(self) -> tuple[Decision, ...]:
+        """The decisions in which something was proposed, changed or refused."""
+        return (*self._first, *self._events)

@@ -1,0 +1,194 @@
+"""What a fit under tuning does in every framework: start warm, take turns, freeze on an error, report at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from intune_callbacks.config import sourced
+from intune_callbacks.decide.reward import worth
+from intune_callbacks.errors import warn
+from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.record.files import unwritable
+from intune_callbacks.record.history import Decision
+from intune_callbacks.record.report import build_report, versions, write_report
+from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.ranks import exchange
+from intune_callbacks.session.warm_start import WarmStart, write_found
+from intune_callbacks.show.page.commands import at_the_end
+from intune_callbacks.tuner import Tuner
+from intune_callbacks.types import Hint, Observation, Stage
+from intune_callbacks.words import short_percent
+
+__all__ = ["TunedFit", "metrics", "samples_in", "stage_metrics"]
+
+
+class TunedFit:
+    """One fit under tuning, as far as it is the same in every framework.
+
+    Args:
+        settings: the callback's.
+        rank: this process among those that train together.
+        world: how many train together; each of several writes into a folder ``rank{r}`` of its own.
+
+    Attributes:
+        frozen: why nothing is tuned any more, None while all is well.
+        tuner: the one loop, None until training has begun.
+        waited: what the progress bar shows: the share of data wait at first and now; None before the first decision.
+        warm: whether and why it started from another run.
+    """
+
+    def __init__(self, settings: Settings, rank: int = 0, world: int = 1) -> None:
+        self.rank, self.world = rank, world
+        self.config, self.mode_source, self.show_card = settings.config, settings.mode_source, settings.show_card
+        self._sources = dict.fromkeys(settings.given, "argument")
+        folder = settings.run_dir
+        if folder is not None and (why := unwritable(folder)) is not None:
+            # It could be written when the callback was made; a training is not ended for want of a report.
+            warn(f"InTune writes no files: run_dir={str(folder)!r}: {why}. Training goes on and is tuned all the same")
+            folder = None
+        self.run_dir = folder / f"rank{rank}" if folder is not None and world > 1 else folder
+        self.frozen: str | None = None
+        self.tuner: Tuner | None = None
+        self.waited: str | None = None
+        self.warm = WarmStart(settings.warm_start, rank, world)
+        self._batch_size = 0
+
+    def turn(
+        self, totals: StepTotals, samples: int, batch_size: int, exposed_wait_s: float | None = None
+    ) -> Decision | None:
+        """Give the tuner its turn; as soon as the batch size is known, start from another run if that fits.
+
+        Args:
+            totals: the step timer's totals, at the end of a step.
+            samples: samples since the last turn.
+            batch_size: samples of one batch; 0 while unknown.
+            exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
+        """
+        assert self.tuner is not None
+        if batch_size and not self._batch_size:
+            self._batch_size = batch_size
+            self.warm.begin(self.tuner, batch_size, versions())
+        return self.tuner.batch(totals, samples, exposed_wait_s)
+
+    def note_wait(self, seen: Observation) -> None:
+        """Bring `waited` up to date."""
+        first = self.waited.partition(">")[0] if self.waited is not None else short_percent(seen.wait_frac)
+        self.waited = f"{first}>{short_percent(seen.wait_frac)}"
+
+    def give_up(self, where: str, error: BaseException) -> None:
+        """Freeze the allocation where it is and say so once; training goes on."""
+        if self.frozen is None:
+            self.frozen = f"{type(error).__name__} in {where}: {error}"
+            warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tuner's state for a checkpoint; empty before the first batch."""
+        return {} if self.tuner is None else self.tuner.state_dict()
+
+    def finish(
+        self, note: str | None, together: bool = False, hints: Sequence[Hint] = (), **more: Any
+    ) -> dict[str, Any]:
+        """Write the last decision and the report, and return the report; empty when training never began.
+
+        Args:
+            note: why nothing can be tuned and what would change that, if so.
+            together: whether all ranks come to this end, so that they can be compared.
+            hints: oddities of the user's pipeline, to be told of.
+            more: further entries of the report, in plain JSON types.
+        """
+        if self.tuner is None:
+            return {}
+        self.tuner.close()
+        summary = self.tuner.summary()
+        summary |= {"frozen": self.frozen or summary["frozen"], "hints": [asdict(hint) for hint in hints]}
+        settings = sourced(self.config, self.mode_source, self._sources)
+        settings["warm_start"] = {"value": self.warm.source, "source": self._sources.get("warm_start", "default")}
+        report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings) | more
+        if self.warm.entry is not None:
+            report["warm_start"] = self.warm.entry
+        self._write(report)  # before the exchange, after which rank 0 reads the files of all
+        if self.run_dir is not None:
+            self._save(self.tuner, self.run_dir)
+        ranks = exchange(report, self.rank, self.world) if together else None
+        if ranks is not None:
+            report["ranks"] = ranks
+            self._write(report)
+        if self.run_dir is not None and self.rank == 0:
+            at_the_end(self.run_dir if self.world == 1 else self.run_dir.parent)
+        return report
+
+    def _write(self, report: dict[str, Any]) -> None:
+        """Write the report; without room for it there is still the card."""
+        if self.run_dir is not None:
+            try:
+                write_report(self.run_dir, report)
+            except OSError as error:
+                warn(f"InTune could not write its report to {self.run_dir}: {error}")
+                self.run_dir = None
+
+    def _save(self, tuner: Tuner, folder: Path) -> None:
+        if self.frozen is not None or not self._batch_size:
+            return
+        try:
+            write_found(
+                folder,
+                tuner,
+                batch_size=self._batch_size,
+                ranks=self.world,
+                versions=versions(),
+                started_from=self.warm.used_source,
+            )
+        except Exception as error:
+            self.give_up("writing found.yaml", error)
+
+
+def metrics(seen: Observation) -> dict[str, float]:
+    """Return what is logged at a decision; the keys are listed in `InTuneCallback`."""
+    resources = seen.resources
+    cpu_shares = {name: rates.service_cpu_s / (rates.service_s or 1.0) for name, rates in seen.rates.items()}
+    logged = {
+        "intune/throughput_samples_per_s": seen.samples_per_s,
+        "intune/wait_frac": seen.wait_frac,
+        "intune/rss_frac": resources.memory_used_bytes / max(1, resources.memory_limit_bytes),
+        "intune/reward": worth(seen.batches_per_s, seen.stages, cpu_shares, resources),
+    }
+    if seen.exposed_wait_frac is not None:
+        logged["intune/exposed_wait_frac"] = seen.exposed_wait_frac
+    logged |= stage_metrics(seen.stages)
+    for name, rates in seen.rates.items():
+        logged[f"intune/queue_fill/{name}"] = rates.queue_fill
+    return logged
+
+
+def stage_metrics(stages: Sequence[Stage]) -> dict[str, float]:
+    """Return what is logged of the stages' values."""
+    logged = {}
+    for stage in stages:
+        if stage.window_of is not None:
+            logged[f"intune/window/{stage.window_of}"] = float(stage.current)
+        else:
+            logged[f"intune/{'workers' if stage.unit == 'workers' else 'window'}/{stage.name}"] = float(stage.current)
+    return logged
+
+
+def samples_in(batch: Any) -> int:
+    """Return the length of the first tensor or array in `batch`, 1 if there is none."""
+    return _first_length(batch) or 1
+
+
+def _first_length(batch: Any) -> int:
+    if not isinstance(batch, (list, tuple)):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else 0
+        if not isinstance(batch, Mapping):
+            return 0
+        batch = batch.values()
+    for part in batch:
+        length = _first_length(part)
+        if length:
+            return length
+    return 0

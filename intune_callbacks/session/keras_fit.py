@@ -1,0 +1,294 @@
+"""One `model.fit` of Keras: the dataset or loader, what is measured, the tuner and the report, tied together."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from intune_callbacks.decide.reward import worth
+from intune_callbacks.measure.device import CudaWait, cuda_wait
+from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.pipelines.base import Combined
+from intune_callbacks.pipelines.find import find
+from intune_callbacks.record.history import History
+from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.fit import TunedFit, stage_metrics
+from intune_callbacks.session.keras_bar import Bar, put_first
+from intune_callbacks.session.keras_hooks import Fetches, TrainData, batch_rows, from_fit
+from intune_callbacks.session.keras_timer import LoopReading, LoopTimer
+from intune_callbacks.session.ranks import place
+from intune_callbacks.show.card import show
+from intune_callbacks.tuner import Tuner
+from intune_callbacks.types import Clock, Hint, Pipeline
+
+__all__ = ["Fit"]
+
+log = logging.getLogger(__name__)
+
+# Steps shorter than this share one look at the counters: with cold caches a look costs some 50 us.
+LOOK_EVERY_S = 0.05
+
+
+class Fit(TunedFit):
+    """From `on_train_begin` to `on_train_end` of one fit; never built when the mode is ``off``.
+
+    Args:
+        settings: the callback's; the end card is printed at rank zero only.
+
+    Attributes:
+        report: what `report.json` holds, once the fit is closed.
+        why: what can be changed, what cannot, and the smallest change that would help.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        rank, world, local_ranks = place()
+        super().__init__(settings, rank, world)
+        config = settings.config
+        self.data: TrainData | None = None
+        self.pipeline: Pipeline = Combined({})
+        self.why = ""
+        self.hints: tuple[Hint, ...] = ()
+        self.report: dict[str, Any] = {}
+        self._state: dict[str, Any] = {}
+        self._source: weakref.ref[Any] | None = None
+        self._probe = MachineProbe(local_ranks=local_ranks, trainer_cpus=config.trainer_cpus, cpus=config.cpus)
+        self._clock = Clock()
+        self._sink: Any = None
+        self._rows = 1
+        self._cuda: CudaWait | None = None
+        self._bar = Bar(None)
+        self._fetches = Fetches(self._clock, self._before_fetch, self._after_fetch)
+        self._timer = LoopTimer(self._read, self._clock)
+        self._begun = 0
+        self._next_look_s = 0.0
+        self._samples = 0
+        self._epoch = StepTotals()
+        self._epoch_steps = self._epoch_samples = 0
+        self._epoch_exposed_s = 0.0
+        self._finalizer: Any = None
+        self._closed = False
+
+    # -- what the callback forwards ------------------------------------------------------------------------------------
+
+    def start(self, frame: Any, callback: Any, last: Fit | None) -> None:
+        """Find what is trained on, put the tunable in its place, and begin.
+
+        Args:
+            frame: of `on_train_begin`.
+            callback: the user's InTuneCallback.
+            last: the callback's fit before this one; if it had the same data, its allocation is where this one starts.
+        """
+        iterator, callbacks = from_fit(frame)
+        put_first(callbacks, callback)
+        self._bar = Bar(callbacks)
+        if iterator is None:
+            self.why = "this version of Keras keeps its data where InTune does not find it; nothing is tuned"
+        else:
+            try:
+                self.data = TrainData(iterator)
+                self._attach(self.data)
+            except Exception as error:
+                self.give_up("the first look at the training data", error)
+            # `on_train_end` is not called after an exception; then this fit ends with its iterator, or with Python.
+            self._finalizer = weakref.finalize(iterator, _abandoned, self)
+        self.tuner = Tuner(
+            self.pipeline,
+            self.config,
+            probe=self._probe,
+            history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
+        )
+        if last is not None and last._state and self._source is not None and last._source == self._source:
+            self.warm.leave("this callback has trained on the same data before, and goes on with what it found")
+            self.tuner.load_state_dict(last._state)
+
+    def epoch_begin(self, epoch: int, params: Mapping[str, Any]) -> None:
+        """From here on the loop waits for data or computes.
+
+        Args:
+            epoch: which one, from 0 on.
+            params: what Keras tells its callbacks: ``epochs`` and, once it is known, ``steps``.
+        """
+        steps, epochs = params.get("steps"), params.get("epochs")
+        if self.tuner is not None and isinstance(steps, int) and isinstance(epochs, int):
+            self.tuner.expect(steps, self._timer.read().steps + steps * (epochs - epoch))
+        self._timer.epoch_begin()
+
+    def batch_begin(self) -> None:
+        """Give the tuner its turn: the steps before this one are over."""
+        self._begun += 1
+        if self.tuner is None or self.frozen is not None or self._begun < 2:
+            return
+        now_s = self._clock.wall()
+        if now_s < self._next_look_s and not self._timer.is_starting:
+            return
+        self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
+        # The first step compiles the model and starts the pipeline: it is no example of what follows.
+        self._timer.resume()
+        totals = self._timer.read()
+        samples = self._timer.samples - self._samples
+        self._samples += samples
+        exposed_wait_s = None if self._cuda is None else self._cuda.read()
+        batch_size = round(self._timer.samples / totals.steps) if totals.steps else 0
+        decision = self.turn(totals, samples, batch_size, exposed_wait_s)
+        if decision is not None:
+            if decision.applied:
+                log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
+            self.note_wait(decision.observation)
+        self._bar.show(self.waited)
+
+    def pause(self) -> None:
+        """What follows, up to the next epoch, is neither data wait nor the model's time."""
+        self._timer.pause()
+
+    def epoch_logs(self) -> dict[str, float]:
+        """Return what is logged of the epoch just finished; the keys are the same in every epoch."""
+        totals, (untimed, untimed_samples) = self._timer.read(), self._timer.untimed
+        steps, samples = totals.steps - untimed, self._timer.samples - untimed_samples
+        wait_s = totals.wait_s - self._epoch.wait_s
+        active_s = wait_s + totals.model_s - self._epoch.model_s
+        resources, stages, counters = self._probe.read(), self.pipeline.stages(), self.pipeline.stats().stages
+        logged = {"intune/rss_frac": _ratio(resources.memory_used_bytes, resources.memory_limit_bytes)}
+        if self._read().delivered:  # where no batch is ever seen, nothing is known
+            logged["intune/throughput_samples_per_s"] = _ratio(samples - self._epoch_samples, active_s)
+            logged["intune/wait_frac"] = _ratio(wait_s, active_s)
+            cpu_shares = {name: _ratio(reading.cpu_s, reading.busy_s) for name, reading in counters.items()}
+            batches_per_s = _ratio(steps - self._epoch_steps, active_s)
+            logged["intune/reward"] = worth(batches_per_s, stages, cpu_shares, resources)
+        exposed_s = None if self._cuda is None else self._cuda.read()
+        if exposed_s is not None:
+            logged["intune/exposed_wait_frac"] = min(1.0, _ratio(exposed_s - self._epoch_exposed_s, active_s))
+            self._epoch_exposed_s = exposed_s
+        logged |= stage_metrics(stages)
+        for name, reading in counters.items():
+            logged[f"intune/queue_fill/{name}"] = min(1.0, _ratio(reading.queued, reading.capacity))
+        self._epoch, self._epoch_steps, self._epoch_samples = totals, steps, samples
+        return logged
+
+    def close(self, show_card: bool) -> None:
+        """Undo every hook, stop every pool, and make the report; a second call does nothing.
+
+        Args:
+            show_card: False keeps the end card from being printed, whatever the user asked for.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        for end in self._ends():
+            try:
+                end()
+            except Exception as error:
+                self.give_up("the end of the fit", error)
+        try:
+            self._state = self.state_dict()
+            if self.tuner is not None:  # it has not heard of the last steps
+                self.tuner.end(self._timer.read(), self._timer.samples - self._samples)
+            self.report = self.finish(self._note(), together=show_card, hints=self.hints, pipeline=self.why or None)
+            if self.report and show_card and self.show_card and self.rank == 0:
+                show(self.report, self.run_dir)
+        except Exception as error:
+            self.give_up("the report", error)
+        # The callback may live on for long; what the user trained on need not.
+        self.tuner, self.data, self._sink, self.pipeline = None, None, None, Combined({})
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _attach(self, data: TrainData) -> None:
+        config, tune = self.config, self.config.mode == "tune"
+        self.why = data.why
+        self._timer = LoopTimer(self._read, self._clock, data.together)
+        if data.loader is not None:
+            found = find(data.loader, max_workers=config.max_workers, workers_kind=config.workers_kind, live=tune)
+            self.why, self.hints = found.why, found.hints
+            if found.pipeline is not None:
+                found.pipeline.prepare()
+                self.pipeline = found.pipeline
+                data.give_loader(_Adopted(data.loader, found.pipeline, self))
+            self._source = weakref.ref(data.loader)
+        if data.dataset is not None:
+            # Only here: TensorFlow is there already when there is a dataset.
+            from intune_callbacks.pipelines.tfdata import DatasetPipeline
+
+            # What Keras makes of arrays, generators and loaders runs through a dataset, too: it is timed, not changed.
+            sink = DatasetPipeline(
+                data.dataset, clock=self._clock, max_workers=config.max_workers, live=tune and data.own
+            )
+            self._sink = sink
+            sink.prepare()
+            self._rows = batch_rows(data.dataset) or data.batch_rows or 1
+            data.give_dataset(sink.dataset)
+            if data.own:
+                self.pipeline, self.why = sink, sink.why
+                self.hints = tuple(getattr(sink, "hints", ()))
+                self._source = weakref.ref(data.dataset)
+        data.time(self._fetches, self._watched)
+        if data.on_torch:
+            self._cuda = cuda_wait()
+
+    def _read(self) -> LoopReading:
+        """The sink knows best, where there is one: the fetch in Python also holds conversions of the batch."""
+        fetches = self._fetches
+        waits = None if self._sink is None else self._sink.waits()
+        if waits is None or not waits.delivered:
+            return LoopReading(fetches.delivered, fetches.wait_s, fetches.samples)
+        samples = fetches.samples if fetches.delivered else waits.delivered * self._rows
+        return LoopReading(waits.delivered, waits.wait_s, samples)
+
+    def _watched(self) -> int:
+        return 0 if self._sink is None else self._sink.waits().iterators
+
+    def _before_fetch(self) -> None:
+        if self._cuda is not None:
+            self._cuda.batch_end()  # here, so that the work of validation and of other callbacks is in it
+            self._cuda.fetch_begin()
+
+    def _after_fetch(self) -> None:
+        if self._cuda is not None:
+            self._cuda.fetch_end()
+
+    def _ends(self) -> Iterator[Any]:
+        yield self._timer.pause  # while the counters can still be read
+        yield self._bar.close
+        if self.data is not None:
+            yield self.data.restore
+        yield self.pipeline.close
+        if self._sink is not None and self._sink is not self.pipeline:
+            yield self._sink.close
+
+    def _note(self) -> str | None:
+        return None if self.pipeline.stages() else self.why
+
+
+class _Adopted:
+    """The user's loader, each of whose iterators is taken over."""
+
+    def __init__(self, loader: Any, pipeline: Any, fit: Fit) -> None:
+        self._loader, self._pipeline, self._fit = loader, pipeline, fit
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator: Iterator[Any] = iter(self._loader)
+        try:
+            return self._pipeline.adopt(iterator)  # type: ignore[no-any-return]
+        except Exception as error:
+            self._fit.give_up("the start of an epoch", error)
+            return iterator
+
+
+def _abandoned(fit: Fit) -> None:
+    """Close a fit whose data is gone."""
+    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
+    try:
+        # The garbage collector may call this inside any lock of ours; a thread of its own can wait for that lock.
+        _thread.start_new_thread(fit.close, (interrupted,))
+    except RuntimeError:  # Python is on its way out
+        fit.close(interrupted)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

@@ -1,0 +1,243 @@
+"""All that reads or replaces a private attribute of Keras; what is missing is reported, never raised."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from intune_callbacks.session.fit import samples_in
+from intune_callbacks.types import Clock
+
+__all__ = ["Fetches", "TrainData", "batch_rows", "from_fit"]
+
+_MISSING = object()
+
+
+def from_fit(frame: FrameType | None) -> tuple[Any, Any]:
+    """Return what `model.fit` iterates over and its list of callbacks, None for what is not found.
+
+    Keras gives neither to a callback, but both are local variables of the `fit` that called it.
+
+    Args:
+        frame: of the callback's `on_train_begin`.
+    """
+    while frame is not None:
+        found = frame.f_locals.get("epoch_iterator")
+        if found is not None and hasattr(found, "data_adapter") and callable(getattr(found, "_get_iterator", None)):
+            return found, frame.f_locals.get("callbacks")
+        frame = frame.f_back
+    return None, None
+
+
+class TrainData:
+    """What one `fit` trains on, and the places where Keras takes it from.
+
+    A `fit` makes these objects for itself: validation has others, and after an exception they go with its frame.
+    Nothing is replaced in a class of Keras or TensorFlow.
+
+    Args:
+        epoch_iterator: the local variable of `fit`; only a weak reference is kept.
+
+    Attributes:
+        dataset: the `tf.data.Dataset` that is iterated, None when there is none or it is spread over devices.
+        own: True when that dataset is the user's (with the class weights Keras adds), False when Keras made it.
+        loader: the user's `torch.utils.data.DataLoader`, None when it is something else.
+        in_python: True when Keras fetches in Python (torch and JAX), so that a fetch can be timed there; on TensorFlow
+            the fetch is part of the compiled step.
+        on_torch: True on the torch backend.
+        together: steps of one compiled loop, which asks for its batches while it computes; else 1.
+        batch_rows: samples of a full batch as Keras knows them, None where it does not.
+        why: for what is neither dataset nor loader, why it cannot be tuned and the smallest change that would help.
+    """
+
+    def __init__(self, epoch_iterator: Any) -> None:
+        self._iterator = weakref.ref(epoch_iterator)
+        self._adapter = epoch_iterator.data_adapter
+        self._undo: list[tuple[weakref.ref[Any], str, Any, Any]] = []
+        given = getattr(self._adapter, "_dataset", None)
+        in_graph = getattr(epoch_iterator, "_distributed_dataset", None)
+        self.in_python = in_graph is None
+        self.together = 1 if self.in_python else _whole(getattr(epoch_iterator, "steps_per_execution", 1)) or 1
+        self.on_torch = ".torch." in type(epoch_iterator).__module__
+        self.own = _is_dataset(given)
+        iterated = given if self.in_python else in_graph
+        self.dataset = iterated if _is_dataset(iterated) else None
+        self.loader = _loader(self._adapter)
+        self.batch_rows = _whole(getattr(self._adapter, "batch_size", None))
+        self.why = self._why(type(self._adapter).__name__)
+
+    def _why(self, adapter: str) -> str:
+        if not self.in_python and self.dataset is None:
+            return (
+                "the distribution strategy has spread the dataset over the devices, where its stages cannot be "
+                "reached; nothing is tuned. Train on one device per process to have it tuned"
+            )
+        if self.own or self.loader is not None:
+            return ""
+        what = {
+            "ArrayDataAdapter": "arrays are sliced in memory by Keras, so there is no pipeline to tune",
+            "PyDatasetAdapter": "the workers of a PyDataset are fixed once it runs",
+            "GeneratorDataAdapter": "a Python generator makes one batch after the other",
+            "GrainDatasetAdapter": "Grain's workers are fixed once it runs",
+        }.get(adapter, f"{adapter} is not a source InTune knows")
+        return f"{what}; give model.fit a tf.data.Dataset or a torch DataLoader to have it tuned"
+
+    def give_dataset(self, dataset: Any) -> None:
+        """Let Keras make its next iterators from `dataset`."""
+        if not self.in_python:
+            self._replace(self._iterator(), "_distributed_dataset", dataset)
+        else:
+            self._replace(self._adapter, "_dataset", dataset)
+
+    def give_loader(self, loader: Any) -> None:
+        """Let Keras make its next iterators from `loader`, an iterable over the same batches."""
+        self._replace(self._adapter, "_dataloader", loader)
+
+    def time(self, fetches: Fetches, watched: Callable[[], int]) -> None:
+        """Send the fetches of every iterator nobody else watches through Python, where they are counted.
+
+        Without that the fetches of TensorFlow are part of its compiled step.
+
+        Args:
+            fetches: counts them.
+            watched: how many iterators have been made so far that are timed in another way.
+        """
+        iterator = self._iterator()
+        if iterator is None or (not self.in_python and self.dataset is None):
+            return
+        # Not a bound method: a cycle would keep the object alive after its fit.
+        stock, owner = type(iterator)._get_iterator, self._iterator
+        end = StopIteration if self.in_python else _end_of_sequence
+        always = (lambda: 0) if self.in_python else watched
+        self._replace(iterator, "_get_iterator", lambda: _Timed(stock(owner()), fetches, always, end))
+
+    def restore(self) -> None:
+        """Give Keras all it had; safe to call twice."""
+        while self._undo:
+            owner, name, ours, stock = self._undo.pop()
+            held = owner()
+            if held is not None and vars(held).get(name) is ours:
+                if stock is _MISSING:
+                    delattr(held, name)
+                else:
+                    setattr(held, name, stock)
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        if owner is not None:
+            self._undo.append((weakref.ref(owner), name, value, vars(owner).get(name, _MISSING)))
+            setattr(owner, name, value)
+
+
+class Fetches:
+    """Counts and times the fetches a loop makes in Python.
+
+    Args:
+        clock: its `wall` times them.
+        before: called before each fetch.
+        after: called after each fetch.
+
+    Attributes:
+        delivered: batches fetched.
+        samples: samples in them.
+        wait_s: seconds inside the fetches.
+    """
+
+    def __init__(self, clock: Clock, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self._now, self._before, self._after = clock.wall, before, after
+        self.delivered, self.samples, self.wait_s = 0, 0, 0.0
+
+    def fetch(self, iterator: Iterator[Any]) -> Any:
+        """Return the next item of `iterator`."""
+        self._before()
+        begin_s = self._now()
+        try:
+            batch = next(iterator)
+        finally:
+            self.wait_s += self._now() - begin_s
+            self._after()
+        self.delivered += 1
+        try:
+            self.samples += samples_in(batch)
+        except (TypeError, ValueError):  # a ragged or sparse batch that does not know its length
+            self.samples += 1
+        return batch
+
+
+class _Timed:
+    def __init__(
+        self, iterable: Any, fetches: Fetches, watched: Callable[[], int], end: Callable[[], BaseException]
+    ) -> None:
+        self._iterable, self._fetches, self._watched, self._end = iterable, fetches, watched, end
+
+    def __iter__(self) -> Iterator[Any]:
+        before = self._watched()
+        iterator = iter(self._iterable)
+        return iterator if self._watched() > before else _TimedIterator(iterator, self._fetches, self._end)
+
+
+class _TimedIterator:
+    def __init__(self, iterator: Iterator[Any], fetches: Fetches, end: Callable[[], BaseException]) -> None:
+        self._iterator, self._fetches, self._end = iterator, fetches, end
+
+    def __iter__(self) -> _TimedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._fetches.fetch(self._iterator)
+        except StopIteration:
+            raise self._end() from None
+
+
+def _end_of_sequence() -> BaseException:
+    """What Keras expects of a train step on TensorFlow that finds no batch."""
+    error: BaseException = sys.modules["tensorflow"].errors.OutOfRangeError(None, None, "End of sequence")
+    return error
+
+
+def batch_rows(dataset: Any) -> int | None:
+    """Return the samples of a full batch of a `tf.data.Dataset`, None when it does not say.
+
+    Args:
+        dataset: read as far as Python knows it, nothing is run.
+    """
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return None
+    parts = tensorflow.nest.flatten(dataset.element_spec)
+    shape = getattr(parts[0], "shape", None) if parts else None
+    if shape is not None and shape.rank:
+        if shape[0] is not None:
+            return int(shape[0])
+        return _batched_by(dataset, tensorflow)
+    return None
+
+
+def _batched_by(dataset: Any, tensorflow: Any) -> int | None:
+    """The last `batch` before the end: what comes behind it is taken to keep its batches as they are."""
+    while dataset is not None:
+        size = getattr(dataset, "_batch_size", None)
+        if size is not None:
+            value = tensorflow.get_static_value(size)
+            return None if value is None else int(value)
+        inputs: Any = dataset._inputs() if callable(getattr(dataset, "_inputs", None)) else ()
+        dataset = inputs[0] if len(inputs) == 1 else None
+    return None
+
+
+def _is_dataset(value: Any) -> bool:
+    tensorflow = sys.modules.get("tensorflow")  # a dataset exists only where TensorFlow was imported
+    return tensorflow is not None and isinstance(value, tensorflow.data.Dataset)
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _loader(adapter: Any) -> Any:
+    torch = sys.modules.get("torch.utils.data")
+    loader = getattr(adapter, "_dataloader", None)
+    return loader if torch is not None and isinstance(loader, torch.DataLoader) else None

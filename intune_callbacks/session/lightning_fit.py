@@ -1,0 +1,216 @@
+"""One `fit` of a Lightning Trainer: the loaders, the timer, the tuner and the report, tied together."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from intune_callbacks.measure.device import CudaWait, cuda_wait
+from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.measure.wait import StepTimer
+from intune_callbacks.pipelines.base import Combined
+from intune_callbacks.pipelines.find import find
+from intune_callbacks.record.history import History
+from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.fit import TunedFit, metrics, samples_in
+from intune_callbacks.session.lightning_hooks import FetchHooks, TrainLoaders
+from intune_callbacks.show.card import show
+from intune_callbacks.tuner import Tuner
+from intune_callbacks.types import Clock, Hint, Observation
+
+__all__ = ["Fit"]
+
+log = logging.getLogger(__name__)
+
+# Steps shorter than this share one look at the counters.
+LOOK_EVERY_S = 0.05
+
+
+class Fit(TunedFit):
+    """From `setup` to `teardown` of one fit; never built when the mode is ``off``.
+
+    Args:
+        trainer: a Trainer of either Lightning.
+        settings: the callback's; the end card is printed at rank zero only.
+    """
+
+    def __init__(self, trainer: Any, settings: Settings) -> None:
+        super().__init__(settings, trainer.global_rank, int(getattr(trainer, "world_size", 1)))
+        self.trainer, config = trainer, settings.config
+        self.timer = StepTimer(Clock())
+        self._now = Clock().wall
+        self._next_look_s, self._unseen, self._batch_samples = 0.0, 0, 0
+        self.cuda: CudaWait | None = None
+        self.loaders = TrainLoaders(
+            trainer.fit_loop,
+            lambda loader: find(
+                loader,
+                max_workers=config.max_workers,
+                workers_kind=config.workers_kind,
+                live=config.mode == "tune",
+            ),
+        )
+        self.hooks = FetchHooks(trainer.fit_loop.epoch_loop, self._before_fetch, self._after_fetch)
+        self.why: tuple[str, ...] = ()
+        self.hints: tuple[Hint, ...] = ()
+        self._no_wait: str | None = None
+        self._outer_error: BaseException | None = None
+
+    def attach(self) -> None:
+        """Hook in, before Lightning asks for its loaders."""
+        self._no_wait = self.hooks.attach()
+        if self._no_wait is None:
+            self.loaders.attach(self._requested)
+
+    def start(self, restored: Mapping[str, Any]) -> None:
+        """Take over the iterators Lightning has just made and begin to measure."""
+        pipeline = Combined({})
+        if self._no_wait is None and self.frozen is None:
+            try:
+                self.loaders.refresh()
+                self.why, self.hints = self.loaders.why(), self.loaders.hints()
+                pipeline = self.loaders.pipeline()
+            except Exception as error:
+                self.give_up("the first look at the running loaders", error)
+        if self.trainer.strategy.root_device.type == "cuda":
+            self.cuda = cuda_wait()
+        config = self.config
+        self.tuner = Tuner(
+            pipeline,
+            config,
+            probe=MachineProbe(
+                local_ranks=_local_ranks(self.trainer), trainer_cpus=config.trainer_cpus, cpus=config.cpus
+            ),
+            history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
+        )
+        if restored:
+            self.warm.leave("a checkpoint was resumed, and its state goes first")
+            self.tuner.load_state_dict(restored)
+
+    def batch(self, batch: Any) -> None:
+        """Give the tuner its turn: the step is over, the next batch not asked for yet."""
+        if self.tuner is None or self.frozen is not None or self._no_wait is not None:
+            return
+        self._batch_samples = samples_in(batch)
+        self._unseen += self._batch_samples
+        now_s = self._now()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
+            self._look()
+
+    def _look(self) -> None:
+        exposed_wait_s = None if self.cuda is None else self.cuda.read()
+        samples, self._unseen = self._unseen, 0
+        decision = self.turn(self.timer.read(), samples, self._batch_samples, exposed_wait_s)
+        if decision is not None:
+            if decision.applied:
+                log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
+            self._publish(decision.observation)
+
+    def epoch_begin(self) -> None:
+        """What follows, up to the first batch, is the start of an epoch."""
+        if self.tuner is not None:
+            self.timer.epoch_begin()
+            self.tuner.expect(*_length(self.trainer, self.timer.read().steps))
+
+    def pause(self) -> None:
+        """What follows, up to the next fetch, is neither data wait nor the model's time."""
+        if self.tuner is not None:
+            if self._unseen and self.frozen is None:
+                self._look()
+            self.timer.pause()
+
+    def end(self) -> None:
+        """The training is over."""
+        if self.tuner is not None:
+            self.tuner.end(self.timer.read())
+            self.timer.pause()
+
+    def close(self, show_card: bool) -> dict[str, Any]:
+        """Undo every hook, stop every pool, and return the report.
+
+        Args:
+            show_card: False, after an error, keeps the end card from being printed, whatever the user asked for.
+        """
+        report: dict[str, Any] = {}
+        for end in (self.hooks.detach, self.loaders.detach, self.loaders.close):
+            try:
+                end()
+            except Exception as error:
+                self.give_up("the end of the fit", error)
+        try:
+            note = "; ".join([self._no_wait] if self._no_wait is not None else self.why)
+            report = self.finish(note, together=show_card, hints=self.hints)
+            if report and show_card and self.show_card and self.trainer.is_global_zero:
+                show(report, self.run_dir)
+        except Exception as error:
+            self.give_up("the report", error)
+        return report
+
+    def _requested(self, loader: Any) -> None:
+        if self.frozen is None:
+            try:
+                self.loaders.prepare(loader)
+            except Exception as error:
+                self.give_up("the first look at a train loader", error)
+
+    def _before_fetch(self) -> None:
+        if self.tuner is None or self.frozen is not None:
+            return
+        try:
+            if self.loaders.refresh():
+                self.tuner.rebind(self.loaders.pipeline())
+                self.loaders.release_old()
+                self.why, self.hints = self.loaders.why(), self.loaders.hints()
+            if self.cuda is not None:
+                self.cuda.batch_end()  # here, so that the work of validation and of other callbacks is in it
+                self.cuda.fetch_begin()
+            self._outer_error = sys.exc_info()[1]
+            self.timer.fetch_begin()
+        except Exception as error:
+            self.give_up("the hook before a fetch", error)
+
+    def _after_fetch(self) -> None:
+        if self.tuner is None or self.frozen is not None:
+            return
+        # Lightning calls this in a `finally`: an error on its way, StopIteration too, means no batch was delivered.
+        self.timer.fetch_end(delivered=sys.exc_info()[1] is self._outer_error)
+        if self.cuda is not None:
+            self.cuda.fetch_end()
+
+    def _publish(self, seen: Observation) -> None:
+        trainer = self.trainer
+        self.note_wait(seen)
+        # A string: self.log() takes numbers only, and would cost something at each step.
+        trainer.progress_bar_metrics["in"] = self.waited
+        step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+        for logger in trainer.loggers:
+            separator = getattr(logger, "group_separator", "/")
+            logger.log_metrics({k.replace("/", separator): v for k, v in metrics(seen).items()}, step=step)
+
+
+def _length(trainer: Any, steps: int) -> tuple[int | None, int | None]:
+    """Return the batches of one epoch and of the whole fit, None for what is not known.
+
+    Args:
+        trainer: at the start of an epoch.
+        steps: made in this fit so far.
+    """
+    loop = trainer.fit_loop
+    epoch, epochs, most = loop.max_batches, loop.max_epochs, loop.max_steps
+    epoch = int(epoch) if isinstance(epoch, (int, float)) and 0 < epoch < math.inf else None
+    left = []
+    if epoch is not None and isinstance(epochs, int) and epochs >= 0:
+        left.append(epoch * (epochs - trainer.current_epoch))
+    if isinstance(most, int) and most >= 0:
+        left.append((most - trainer.global_step) * int(getattr(trainer, "accumulate_grad_batches", 1)))
+    return epoch, steps + max(0, min(left)) if left else None
+
+
+def _local_ranks(trainer: Any) -> int:
+    """Return how many ranks share this node's CPUs (LOCAL_WORLD_SIZE is not set by Lightning)."""
+    devices = getattr(trainer, "num_devices", 1)
+    return devices if isinstance(devices, int) and devices > 0 else 1

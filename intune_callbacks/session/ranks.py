@@ -1,0 +1,102 @@
+"""Which rank this is, and what the ranks of a run tell each other at its end: who kept the others waiting for data."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from intune_callbacks.words import amount, quantity
+
+__all__ = ["compare", "exchange", "place"]
+
+WAIT_S = 5.0
+NOTABLE_FRAC = 0.05
+
+_exchanges = itertools.count()
+
+
+def exchange(report: Mapping[str, Any], rank: int, world: int, wait_s: float = WAIT_S) -> dict[str, Any] | None:
+    """Give this rank's figures to the others; at rank 0, return the comparison of all ranks.
+
+    By the key-value store of torch's process group: no collective, so a rank that is missing costs `wait_s`, once.
+
+    Args:
+        report: this rank's, as `build_report` gave it.
+        rank: this process among those that train together.
+        world: how many train together.
+        wait_s: most seconds rank 0 waits for the others.
+
+    Returns:
+        None on other ranks, without a process group, and if not all ranks have told theirs in time.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if world < 2 or distributed is None or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    number = next(_exchanges)
+    keys = [f"intune_callbacks/{number}/{other}" for other in range(world)]
+    store.set(keys[rank], json.dumps(_figures(report)))
+    if rank:
+        return None
+    try:
+        store.wait(keys, datetime.timedelta(seconds=wait_s))
+    except RuntimeError:
+        return None
+    return compare([json.loads(store.get(key)) for key in keys])
+
+
+def _figures(report: Mapping[str, Any]) -> dict[str, float | None]:
+    after = report["after"]
+    wait_frac, model_s = after["wait_frac"], after["model_s"]
+    if wait_frac is None or model_s is None or wait_frac >= 1.0:
+        return {"wait_s": None, "model_s": None}
+    return {"wait_s": model_s * wait_frac / (1.0 - wait_frac), "model_s": model_s}
+
+
+def compare(ranks: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """Return who keeps the others waiting.
+
+    All ranks make a step together, so the others' wait for a late batch is hidden in their model time; the rank whose
+    own data wait is longest is the one they wait for.
+
+    Args:
+        ranks: by rank, ``wait_s`` and ``model_s``: seconds of a step waiting for data, and in the model; None while
+            nothing was measured.
+
+    Returns:
+        ``wait_s`` and ``model_s`` by rank, ``straggler``, a rank or None, and ``line``, a sentence.
+    """
+    waits, models = [rank["wait_s"] for rank in ranks], [rank["model_s"] for rank in ranks]
+    found: dict[str, Any] = {"wait_s": waits, "model_s": models, "straggler": None}
+    pairs = zip(waits, models, strict=True)
+    known = [(wait_s, wait_s + model_s) for wait_s, model_s in pairs if wait_s is not None and model_s is not None]
+    if len(known) < len(ranks):
+        return found | {"line": "not every rank trained long enough to be measured"}
+    worst = max(range(len(ranks)), key=lambda rank: known[rank][0])
+    longest_s = known[worst][0]
+    others_s = median(wait_s for rank, (wait_s, _) in enumerate(known) if rank != worst)
+    if longest_s - others_s <= NOTABLE_FRAC * median(step_s for _, step_s in known):
+        most = quantity(longest_s, "ms")
+        return found | {"line": f"level: each waits {amount(others_s * 1e3)} to {most} a step for data"}
+    return found | {
+        "straggler": worst,
+        "line": f"rank {worst} keeps the others waiting: {quantity(longest_s, 'ms')} a step for its data, "
+        f"theirs {quantity(others_s, 'ms')}",
+    }
+
+
+def place() -> tuple[int, int, int]:
+    """Return (rank, world, local ranks) as torchrun sets them, or JAX knows them."""
+    jax = sys.modules.get("jax")
+    joined = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if jax is not None and joined is not None and joined():
+        return jax.process_index(), jax.process_count(), 1
+    numbers = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+    rank, world, local = (int(number) if number.isdigit() else None for number in numbers)
+    return rank or 0, world or 1, local or 1

@@ -1,0 +1,1 @@
+"""What a person sees: the end card, the page, `intune watch`."""

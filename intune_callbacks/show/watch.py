@@ -1,0 +1,103 @@
+"""`intune watch`: a live view of a running job, from the history it writes; the job itself is not touched."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from intune_callbacks.errors import ConfigError
+from intune_callbacks.record.files import nearest_folder
+from intune_callbacks.record.running import Job
+from intune_callbacks.show.watch_view import line, live, view
+from intune_callbacks.words import wrapped
+
+__all__ = ["watch"]
+
+PERIOD_S = 0.5
+
+
+def watch(folder: Path, *, wait_s: float = 300.0, period_s: float = PERIOD_S) -> int:
+    """Show what a job's tuner sees and does until the job has written its report, or Ctrl+C.
+
+    On a terminal the view is redrawn in place; elsewhere each new decision is one line. A decision is in the history
+    when its effect is known, that is at the next one.
+
+    Args:
+        folder: the job's ``run_dir``; it need not exist yet, but what it will be in must.
+        wait_s: seconds to wait for the first decision of a running job.
+        period_s: seconds between two looks at the files.
+
+    Returns:
+        0 when the job has ended or Ctrl+C was pressed, 1 when no running job was met in time.
+
+    Raises:
+        ConfigError: the folder cannot come: what it would be in is not there, or is a file.
+        MissingPackage: stdout is a terminal and rich is not installed.
+    """
+    there = nearest_folder(folder)
+    if there not in (folder, folder.absolute().parent) or not there.is_dir():
+        why = "is a file" if there.is_file() else "is not there"
+        what = there if there.is_file() else folder.absolute().parent
+        raise ConfigError([f"DIR={str(folder)!r}: {what} {why}; expected the run_dir of a job that runs or will run"])
+    job = Job(folder)
+    try:
+        show = _show_live if sys.stdout.isatty() else _show_lines
+        return 0 if _met(job, wait_s, period_s) and show(job, period_s) else 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def _met(job: Job, wait_s: float, period_s: float) -> bool:
+    """Wait for a job that runs; say so once, and give up in the end."""
+    until_s, said = time.monotonic() + wait_s, False
+    while True:
+        job.read()
+        if job.has_begun:
+            return True
+        if not said:
+            found = "only a run that has ended" if job.is_over else "no decision yet"
+            _say(f"{found} in {job.folder}; waiting up to {wait_s:g} s for a running job, Ctrl+C ends")
+            said = True
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            _say(
+                f"no running job wrote a decision into {job.folder} within {wait_s:g} s. Is that its run_dir, and its "
+                "mode not off? The first decision comes after warmup_batches; --wait S waits longer"
+            )
+            return False
+        time.sleep(min(period_s, left_s))
+
+
+def _show_lines(job: Job, period_s: float) -> bool:
+    for rank in job.ranks:
+        print(wrapped(line(rank, rank.decisions[-1])), flush=True)
+    while True:
+        over = job.is_over  # asked first: what was written before the report is still read
+        for rank, decision in job.read():
+            print(wrapped(line(rank, decision)), flush=True)
+        if over:
+            _say_end(job)
+            return True
+        time.sleep(period_s)
+
+
+def _show_live(job: Job, period_s: float) -> bool:
+    with live() as screen:
+        while True:
+            over = job.is_over
+            job.read()
+            screen.update(view(job.ranks, time.time()), refresh=True)
+            if over:
+                break
+            time.sleep(period_s)
+    _say_end(job)
+    return True
+
+
+def _say_end(job: Job) -> None:
+    _say(f"the job has ended; its report is in {', '.join(str(rank.folder / 'report.json') for rank in job.ranks)}")
+
+
+def _say(text: str) -> None:
+    print(f"intune: {text}", file=sys.stderr, flush=True)
