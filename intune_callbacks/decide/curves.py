@@ -25,6 +25,9 @@ LEAST = 0.02
 DOUBT = 0.5
 """Standard errors by which a coefficient of growth is taken to be smaller than fitted: growth that is only noise would
 forbid every larger number of workers, and what is real shows there."""
+CHANGED, CHANGED_WINDOWS = 0.5, 2
+"""A stage that takes so much more or less time, in log units, in so many windows in a row, its workers unchanged, does
+other work. Without this, work that became many times as heavy would hardly count: readings weigh by 1 / time^2."""
 _EYE, _EXACT = 1e-9, 1e-15
 _TINY = 1e-30
 _PRIOR = (0.02, 0.0, 0.0, 0.1, 0.0, 0.1)
@@ -50,6 +53,10 @@ class Curves:
         self._precision = _prior(shape)
         self._doubt = np.zeros((2, *shape))
         self._seen = np.zeros(shape, bool)
+        # Mean reading at the present number of workers, and windows in a row that were far from it.
+        self._units, self._level_s, self._odd = np.zeros(shape), np.ones(shape), np.zeros(shape, int)
+        self.is_other: Bools = np.zeros(len(view.cpus), bool)
+        """Where some stage has begun to do other work, [N]."""
         self.constant, self.linear, self.square = np.ones(shape), np.zeros(shape), np.zeros(shape)
         """Coefficients of 1, n - 1 and n (n - 1), seconds, [N, S]; never negative."""
         self.learn(view)
@@ -99,6 +106,7 @@ class Curves:
     def learn(self, view: View) -> None:
         """Take one window into the fit."""
         ok = view.workers & (view.work_s > 0.0) & view.alive[:, None]
+        self._forget_other_work(view, ok)
         self._begin(view, ok)
         gain = LEVEL * ok
         self.work_s = self.work_s + gain * (view.work_s - self.work_s)
@@ -112,6 +120,19 @@ class Curves:
         self._theta = np.where(ok, self._theta + np.stack(step), self._theta)
         self._doubt = np.where(ok, DOUBT * view.work_noise * np.sqrt(np.stack(variance)), self._doubt)
         self._tidy(one, two)
+
+    def _forget_other_work(self, view: View, ok: Bools) -> None:
+        now = np.where(ok, view.work_s, 1.0)
+        same = ok & (view.value == self._units)
+        is_odd = same & (np.abs(np.log(now / self._level_s)) > np.maximum(CHANGED, 3.0 * view.work_noise))
+        self._odd = np.where(is_odd, self._odd + 1, 0)
+        other = self._odd >= CHANGED_WINDOWS
+        self._seen &= ~other
+        self._odd[other] = 0
+        self.is_other = np.asarray(other.any(1))
+        level_s = np.where(is_odd, self._level_s, self._level_s + LEVEL * (now - self._level_s))
+        self._level_s = np.where(same & ~other, level_s, now)
+        self._units = np.where(ok, view.value, 0.0)
 
     def _tidy(self, one: Floats, two: Floats) -> None:
         """Coefficients that are physical: none negative, the value at the present number of workers kept."""

@@ -129,6 +129,10 @@ class Progress:
         if self.asked is not None:
             self._refused = (self.asked != view.value).any(1) & ~track.last_move.any(1)
             self._denied = np.where(self._refused[:, None], self.asked, self._denied)
+        # What failed on other work may be right for this one: it is looked at now.
+        other = track.curves.is_other & (self.phase == HOLD)
+        self._failed[other], self._is_left_alone[other] = 0.0, False
+        self._wait[other] = self._held[other] = c.look
         # The slump of a burst's last moves is not one of the allocation that is held now.
         fallen = (self.phase == HOLD) & (self._held >= SETTLED) & (track.low >= 4)
         if fallen.any():
