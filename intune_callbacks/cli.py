@@ -65,7 +65,10 @@ def _parser() -> argparse.ArgumentParser:
 
     # Recipes and examples build upon this package, so they bring their commands along, not it theirs.
     for entry in entry_points(group=COMMANDS):
-        entry.load()(commands)
+        try:
+            entry.load()(commands)
+        except Exception as error:  # of somebody else's package: the other commands work all the same
+            print(f"intune: no commands of {entry.value}: {type(error).__name__}: {error}", file=sys.stderr)
     _add_watch(commands)
     _add_pretrain(commands)
 

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.session.arguments import Face, guarded
+from intune_callbacks.session.arguments import BaseCallback, guarded
 from intune_callbacks.session.keras_fit import Fit
 
 __all__ = ["InTuneCallback"]
@@ -33,7 +33,7 @@ else:
     _Callback = _callback_base()
 
 
-class InTuneCallback(Face, _Callback):
+class InTuneCallback(BaseCallback, _Callback):
     """Keeps the training fed: re-sizes the running `tf.data` pipeline, without losing, repeating or reordering a batch.
 
     Examples:

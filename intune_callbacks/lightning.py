@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.session.arguments import Face, guarded
+from intune_callbacks.session.arguments import BaseCallback, guarded
 from intune_callbacks.session.lightning_fit import Fit
 
 __all__ = ["InTuneCallback"]
@@ -42,7 +42,7 @@ else:
     _Callback = type("_Callback", _callback_bases(), {})
 
 
-class InTuneCallback(Face, _Callback):
+class InTuneCallback(BaseCallback, _Callback):
     """Keeps the trainer fed: re-sizes the running train loaders, without losing, repeating or reordering a sample.
 
     Examples:

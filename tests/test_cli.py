@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,15 @@ def test_nobody_has_to_read_to_the_end() -> None:
     with run.stderr as said:
         assert said.read() == b""
     assert run.wait(60) == 1
+
+
+def test_a_package_whose_commands_are_broken_breaks_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = cli.entry_points(group=cli.COMMANDS)
+    broken = EntryPoint("theirs", "no_such_package:add", cli.COMMANDS)
+    monkeypatch.setattr(cli, "entry_points", lambda group: [broken, *installed])
+    assert cli.main(["ls"]) == 0
+    told = capsys.readouterr()
+    assert "dlrm-lightning" in told.out
+    assert told.err.startswith("intune: no commands of no_such_package:add: ModuleNotFoundError")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from intune_callbacks.config import MODES, POLICIES, TunerConfig
-from intune_callbacks.session.arguments import Face
+from intune_callbacks.session.arguments import BaseCallback
 from intune_callbacks.session.fit import metrics
 from tests.docs_pages import ROOT, inline, text_of, tuned_run
 from tests.fakes import FakeLoop, FakeMachine, FakePipeline, Work
@@ -115,7 +115,7 @@ def test_switches() -> None:
 
 def test_switches_are_the_callbacks_arguments() -> None:
     listed = {cells[0].strip("`") for cells in rows("docs/modes.md", "Switches")}
-    assert listed == set(inspect.signature(Face.__init__).parameters) - {"self"}
+    assert listed == set(inspect.signature(BaseCallback.__init__).parameters) - {"self"}
 
 
 def messages() -> Iterator[str]:

@@ -219,6 +219,22 @@ def test_work_that_becomes_many_times_as_heavy_gets_its_workers(
     assert fraction_of_best(loop) >= 0.95
 
 
+@pytest.mark.parametrize("every_s", [2.0, 4.0])
+def test_work_that_goes_to_and_fro_is_not_followed_every_time(every_s: float) -> None:
+    pipeline = five_stages(32.0)
+    loop = FakeLoop(pipeline)
+    tuner = tuner_of(pipeline, make_policy("dqn"))
+    loop.run(tuner, seconds=30.0)
+    light, before = pipeline.work["copy"], len(pipeline.resizes)
+    batches, best = 0, 0.0
+    for number in range(int(240.0 / every_s)):
+        pipeline.work["copy"] = light if number % 2 else replace(light, service_s=4.0 * light.service_s)
+        best += every_s * best_static(pipeline)
+        batches += sum(decision.observation.batches for decision in loop.run(tuner, seconds=every_s))
+    assert len(pipeline.resizes) - before <= 35
+    assert batches >= 0.85 * best
+
+
 def test_model_jump_looks_again_less_and_less_often() -> None:
     pipeline = five_stages(8.0)
     policy = ModelJump()

@@ -73,6 +73,8 @@ class Progress:
         self._failed = np.zeros((n, FAILED, view.value.shape[1]))
         # After a failure windows stay as they are, too, until the hold ends.
         self._is_left_alone = np.zeros(n, bool)
+        # Decisions until other work may end the hold again, and how many it will be the next time.
+        self._calm, self._rest = np.zeros(n, int), np.full(n, self.config.look)
         self.asked, self._denied = None, np.full(view.value.shape, np.nan)
         self._is_taken_up = False
         kept, self.kept = self.kept, None
@@ -129,10 +131,14 @@ class Progress:
         if self.asked is not None:
             self._refused = (self.asked != view.value).any(1) & ~track.last_move.any(1)
             self._denied = np.where(self._refused[:, None], self.asked, self._denied)
-        # What failed on other work may be right for this one: it is looked at now.
-        other = track.curves.is_other & (self.phase == HOLD)
+        # What failed on other work may be right for this one: it is looked at now, but less and less often where the
+        # work goes to and fro.
+        self._calm = np.maximum(self._calm - 1, 0)
+        other = track.curves.is_other & (self.phase == HOLD) & (self._calm == 0)
         self._failed[other], self._is_left_alone[other] = 0.0, False
         self._wait[other] = self._held[other] = c.look
+        self._calm = np.where(other, self._rest, self._calm)
+        self._rest = np.where(other, np.minimum(2 * self._rest, c.longest), self._rest)
         # The slump of a burst's last moves is not one of the allocation that is held now.
         fallen = (self.phase == HOLD) & (self._held >= SETTLED) & (track.low >= 4)
         if fallen.any():

@@ -16,7 +16,7 @@ from intune_callbacks.record.files import unwritable
 if TYPE_CHECKING:
     from intune_callbacks.session.fit import TunedFit
 
-__all__ = ["Face", "Settings", "guarded"]
+__all__ = ["BaseCallback", "Settings", "guarded"]
 
 _Arguments = ParamSpec("_Arguments")
 _Hook = TypeVar("_Hook", bound=Callable[..., None])
@@ -104,7 +104,7 @@ def _notes_given(
     return noting
 
 
-class Face:
+class BaseCallback:
     """What `InTuneCallback` takes, in Lightning and in Keras.
 
     Args:
@@ -187,7 +187,7 @@ def guarded(hook: _Hook) -> _Hook:
     """Make a hook a no-op outside a tuned fit, and an error of ours a frozen tuner instead of a stopped training."""
 
     @functools.wraps(hook)
-    def call(self: Face, *args: Any, **kwargs: Any) -> None:
+    def call(self: BaseCallback, *args: Any, **kwargs: Any) -> None:
         if self._fit is None:
             return
         try:
