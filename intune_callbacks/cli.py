@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_compare(commands)
 
-    build_tf = commands.add_parser("build-tf", help="compile the tf.data operations now instead of at the first use")
+    build_tf = commands.add_parser("build-tf", help="compile the tf.data operations now, not beside the first fit")
     build_tf.add_argument("--force", action="store_true", help="compile even if that has been done")
     build_tf.set_defaults(command=_build_tf)
     return parser

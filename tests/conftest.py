@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,12 @@ if os.environ.get("INTUNE_TEST_CORE"):
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 collect_ignore_glob = [] if importlib.util.find_spec("lightning") else ["test_lightning*.py", "test_benchmarks.py"]
+
+
+def pytest_sessionstart() -> None:
+    """Compile the tf.data operations ahead: most tests are of fits that have them."""
+    if importlib.util.find_spec("tensorflow") and "PYTEST_XDIST_WORKER" not in os.environ:
+        subprocess.run([sys.executable, "-m", "intune_callbacks.cli", "build-tf"], capture_output=True, check=False)
 
 
 def pytest_report_header() -> list[str]:

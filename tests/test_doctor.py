@@ -88,7 +88,7 @@ def test_what_is_too_old_comes_with_its_line_of_pip(package: str, given: str, na
 
 @pytest.mark.parametrize(
     ("library", "state", "word"),
-    [(BUILT, "ok", "compiled"), (POSSIBLE, "ok", "first use"), (IMPOSSIBLE, "limited", "no compiler")],
+    [(BUILT, "ok", "compiled"), (POSSIBLE, "ok", "beside the first fit"), (IMPOSSIBLE, "limited", "no compiler")],
 )
 def test_the_compiled_operations(library: tuple[bool, bool], state: str, word: str) -> None:
     found = findings(library=library)["tf.data operations"]

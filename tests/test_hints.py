@@ -15,7 +15,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.pipelines.tf_rewrite import rewrite  # noqa: E402
+from intune_callbacks.pipelines.tf_graph import DatasetGraph  # noqa: E402
+from intune_callbacks.pipelines.tf_hints import hints_of  # noqa: E402
 
 Dataset = tf.data.Dataset
 AUTOTUNE = tf.data.AUTOTUNE
@@ -64,7 +65,7 @@ ODD = {
 
 @pytest.mark.parametrize("words", ODD)
 def test_odd_dataset(words: str) -> None:
-    hints = rewrite(ODD[words](), None, live=True).hints
+    hints = hints_of(DatasetGraph(ODD[words]()))
     assert len(hints) == 1 and words in hints[0].what, hints
     assert hints[0].line
 
@@ -72,8 +73,8 @@ def test_odd_dataset(words: str) -> None:
 def test_plain_dataset() -> None:
     lines = paths(8).shuffle(8).interleave(read, cycle_length=4, num_parallel_calls=AUTOTUNE)
     dataset = lines.map(parse, num_parallel_calls=AUTOTUNE).shuffle(1000).batch(8).prefetch(AUTOTUNE)
-    assert rewrite(dataset, None, live=True).hints == ()
-    assert rewrite(Dataset.range(100).shuffle(100).batch(8), None, live=True).hints == ()
+    assert hints_of(DatasetGraph(dataset)) == ()
+    assert hints_of(DatasetGraph(Dataset.range(100).shuffle(100).batch(8))) == ()
 
 
 def test_found_with_the_dataset() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -146,3 +147,49 @@ def test_a_library_that_does_not_load_is_compiled_anew_once(cache: Path, monkeyp
     with pytest.raises(BuildFailed, match="was compiled but does not load"):
         tf_native.load.__wrapped__()
     assert asked == [False, True]
+
+
+def _soon(there: Path) -> None:
+    until_s = time.monotonic() + 60.0
+    while not there.exists():
+        assert time.monotonic() < until_s, there
+        time.sleep(0.02)
+
+
+def _script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_nobody_waits_for_a_compiler_that_runs_beside(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave, told = tmp_path / "leave", tmp_path / "told"
+    compiler = (
+        f'while [ ! -e "{leave}" ]; do sleep 0.05; done; nice > "{told}"; cat /proc/self/oom_score_adj >> "{told}"'
+    )
+    compiler += '; while [ "$1" != "-o" ]; do shift; done; echo made > "$2"'
+    monkeypatch.setenv("CXX", _script(tmp_path / "compiler", compiler))
+    tf_build.begin()
+    assert not tf_build.library_path().exists()
+    leave.touch()
+    _soon(tf_build.library_path())
+    assert tf_build.library_path().read_text() == "made\n"
+    assert told.read_text() == "19\n1000\n"
+    assert tf_build.build() == tf_build.library_path()
+
+
+def test_a_compiler_that_failed_beside_is_not_called_again_until_it_is_asked_for(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", _script(tmp_path / "compiler", "echo 'error: no headers' >&2; exit 3"))
+    tf_build.begin()
+    failed = tf_build.library_path().with_suffix(".failed")
+    _soon(failed)
+    with pytest.raises(BuildFailed, match="error: no headers") as caught:
+        tf_build.begin()
+    assert "`intune build-tf` tries again" in str(caught.value)
+    with pytest.raises(BuildFailed, match="exit code 3"):
+        tf_build.build()
+    assert not failed.exists()

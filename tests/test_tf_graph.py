@@ -9,20 +9,26 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from benchmarks.tfdata_kinds import FILES, KINDS, LENGTHS, OFFSET, elements, parse, python, rows, ten  # noqa: E402
-from intune_callbacks.pipelines import tf_graph  # noqa: E402
+from intune_callbacks.pipelines import tf_build, tf_graph, tf_native  # noqa: E402
 from intune_callbacks.pipelines.tf_graph import CannotRewrite, DatasetGraph  # noqa: E402
 from intune_callbacks.pipelines.tf_rewrite import rewrite  # noqa: E402
 
 EPOCHS = 2
+pytestmark = pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _operations() -> None:
+    tf_native.load()
 
 
 def names(dataset, **options):
-    return [stage.name for stage in rewrite(dataset, None, **{"live": True, **options}).stages]
+    return [stage.name for stage in rewrite(dataset, "key", **{"live": True, **options}).stages]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_edited_graph_delivers_what_the_dataset_does(kind: str) -> None:
-    stock, found = KINDS[kind](), rewrite(KINDS[kind](), None, live=True)
+    stock, found = KINDS[kind](), rewrite(KINDS[kind](), "key", live=True)
     built = found.graph.build()
     assert built.element_spec == stock.element_spec
     assert int(built.cardinality()) == int(stock.cardinality())
@@ -52,17 +58,23 @@ def test_stages_have_the_names_of_the_users_functions() -> None:
     ]
 
 
-def test_autotune_becomes_a_modest_number_only_when_the_pipeline_is_tuned() -> None:
+def test_autotune_stays_as_long_as_tf_data_may_choose() -> None:
     dataset = rows().map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(2).prefetch(tf.data.AUTOTUNE)
-    (parsed, prefetch) = rewrite(dataset, None, live=True, cpus=6).stages
-    assert (parsed.workers, parsed.value, prefetch.value) == (6, 12, 2)
-    (parsed, prefetch) = rewrite(dataset, None, live=False).stages
+    (parsed, prefetch) = rewrite(dataset, "key", live=True, cpus=6).stages
+    assert (parsed.workers, parsed.value, prefetch.value) == (6, -1, 1)
+    (parsed, prefetch) = rewrite(dataset, "key", live=False).stages
     assert (parsed.value, prefetch.value) == (-1, -1)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    (parsed, prefetch) = rewrite(dataset.with_options(options), "key", live=True, cpus=6).stages
+    assert (parsed.value, prefetch.value) == (6, 1)
 
 
 def test_interleave_takes_no_more_than_its_cycle_length() -> None:
+    options = tf.data.Options()
+    options.autotune.enabled = False
     dataset = rows(9).interleave(ten, cycle_length=3, num_parallel_calls=tf.data.AUTOTUNE).prefetch(1)
-    (interleave, _) = rewrite(dataset, None, live=True, cpus=16).stages
+    (interleave, _) = rewrite(dataset.with_options(options), "key", live=True, cpus=16).stages
     assert (interleave.value, interleave.high) == (3, 3)
 
 
@@ -70,7 +82,7 @@ def test_sequential_map_is_made_parallel_only_without_state_and_with_leave() -> 
     assert names(rows().map(parse).prefetch(1)) == ["parse", "prefetch"]
     counter = tf.Variable(0, dtype=tf.int64)
     for function in (python, lambda x: counter.assign_add(x), lambda x: x + tf.random.uniform([], 0, 2, tf.int64)):
-        found = rewrite(rows().map(function).prefetch(1), None, live=True)
+        found = rewrite(rows().map(function).prefetch(1), "key", live=True)
         assert [stage.name for stage in found.stages] == ["prefetch"]
         assert "num_parallel_calls=tf.data.AUTOTUNE" in found.notes[0]
     options = tf.data.Options()
@@ -82,7 +94,7 @@ def test_sequential_map_is_made_parallel_only_without_state_and_with_leave() -> 
 def test_parallel_reads_become_an_interleave_in_the_same_order() -> None:
     for cycle in (2, 3, 5, 8):
         stock = tf.data.TFRecordDataset(FILES, num_parallel_reads=cycle)
-        found = rewrite(stock, None, live=True)
+        found = rewrite(stock, "key", live=True)
         assert found.stages[0].kind == "interleave" and found.stages[0].high == cycle
         assert elements(found.graph.build()) == elements(stock)
     assert len(elements(stock)) == sum(LENGTHS)
@@ -93,18 +105,18 @@ def test_legacy_interleave_of_longer_blocks_stays_and_is_named() -> None:
         return tf.data.TFRecordDataset(path)
 
     legacy = tf.data.experimental.parallel_interleave(read, cycle_length=3, block_length=2)
-    found = rewrite(tf.data.Dataset.list_files(FILES, shuffle=False).apply(legacy).prefetch(1), None, live=True)
+    found = rewrite(tf.data.Dataset.list_files(FILES, shuffle=False).apply(legacy).prefetch(1), "key", live=True)
     assert [stage.kind for stage in found.stages] == ["prefetch"]
     assert "interleave(read)" in found.notes[0]
 
 
 def test_stages_inside_a_function_are_reported() -> None:
-    (note,) = rewrite(KINDS["flat_map"](), None, live=True).notes
+    (note,) = rewrite(KINDS["flat_map"](), "key", live=True).notes
     assert note.startswith("map inside the function of FlatMap")
 
 
 def test_variables_are_shared_not_copied() -> None:
-    built = rewrite(KINDS["variable and table"](), None, live=True).graph.build()
+    built = rewrite(KINDS["variable and table"](), "key", live=True).graph.build()
     before = elements(built)
     try:
         OFFSET.assign(4)
@@ -123,7 +135,7 @@ def test_shuffle_goes_on_with_the_users_seeds() -> None:
     expected = [elements(untouched) for _ in range(3)]
     dataset = build()
     assert elements(dataset) == expected[0]
-    built = rewrite(dataset, None, live=True).graph.build()
+    built = rewrite(dataset, "key", live=True).graph.build()
     assert [elements(built) for _ in range(2)] == expected[1:]
 
 
@@ -153,5 +165,5 @@ def test_dataset_of_a_graph_is_refused() -> None:
 def test_dataset_is_not_changed() -> None:
     dataset = KINDS["map+batch"]()
     before = [node.op for node in DatasetGraph(dataset).nodes()]
-    rewrite(dataset, None, live=True).graph.build()
+    rewrite(dataset, "key", live=True).graph.build()
     assert [node.op for node in DatasetGraph(dataset).nodes()] == before

@@ -1,7 +1,8 @@
 """Compiling our tf.data operations against the headers inside the installed TensorFlow, once per version and user.
 
 The library lies in a per-user cache under a name that says which TensorFlow, which ABI and which source it was made
-from, so an upgrade of either compiles anew and two versions can be used side by side.
+from, so an upgrade of either compiles anew and two versions can be used side by side. A training does not wait for the
+compiler: it runs beside it, in a process that gets only the CPU time and memory nobody else wants.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from intune_callbacks.errors import BuildFailed, MissingPackage
 
-__all__ = ["available", "build", "cache_folder", "library_path"]
+__all__ = ["available", "begin", "build", "cache_folder", "library_path"]
 
 SOURCES = Path(__file__).parent / "native"
 LOCK_WAIT_S, COMPILE_WAIT_S, POLL_S = 600.0, 900.0, 0.2
@@ -85,12 +86,63 @@ def build(force: bool = False) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _failed(path).unlink(missing_ok=True)
         with _lock(path.with_suffix(".lock")):
             if force or not path.exists():
-                _compile(path)
+                _compile(path, *_tensorflow())
     except OSError as error:
         raise BuildFailed(f"cannot write to {path.parent}: {error}; name another folder in INTUNE_CACHE") from error
     return path
+
+
+def begin() -> None:
+    """Begin to compile in a process of its own that outlives this one, and return at once.
+
+    It takes idle CPU time only, and is the first to go where memory is short (g++ takes some 900 MB for ten seconds).
+    A failure is remembered beside the library until `build` is called.
+
+    Raises:
+        BuildFailed: there is no compiler, the folder cannot be written, or it has failed before.
+        MissingPackage: TensorFlow is not installed.
+    """
+    path = library_path()
+    if (failed := _failed(path)).exists():
+        raise BuildFailed(f"{failed.read_text(encoding='utf-8')}\n`intune build-tf` tries again")
+    version, flags = _tensorflow()
+    _compiler_for(version, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildFailed(f"cannot write to {path.parent}: {error}; name another folder in INTUNE_CACHE") from error
+    print(f"intune: compiling the tf.data operations for TensorFlow {version} beside this training", file=sys.stderr)
+    # A shell between the two, that ends at once: nobody has to wait for the compiler's end.
+    subprocess.run(
+        ["sh", "-c", '"$@" &', "sh", sys.executable, "-m", __name__, str(path), version, *flags],
+        cwd=Path(__file__).parents[2],  # where the package is found, installed or not
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        check=False,
+    )
+
+
+def _beside(path: Path, version: str, flags: list[str]) -> None:
+    """What the process of `begin` does."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    try:
+        with _lock(path.with_suffix(".lock")):
+            if not path.exists():
+                _compile(path, version, flags)
+    except BuildFailed as error:
+        _failed(path).write_text(str(error), encoding="utf-8")
+
+
+def _failed(path: Path) -> Path:
+    return path.with_suffix(".failed")
 
 
 def _check_owner(path: Path) -> None:
@@ -103,20 +155,14 @@ def _check_owner(path: Path) -> None:
             raise BuildFailed(f"anybody may write to {place}; run chmod o-w {place}, or name another in INTUNE_CACHE")
 
 
-def _compile(path: Path) -> None:
-    version, flags = _tensorflow()
-    compiler = _compiler()
-    if compiler is None:
-        raise BuildFailed(
-            "no C++ compiler found (looked for $CXX, g++ and c++): install one (apt install g++), or copy the library "
-            f"that `intune build-tf` makes on a machine with TensorFlow {version} to {path}"
-        )
+def _compile(path: Path, version: str, flags: list[str]) -> None:
+    compiler = _compiler_for(version, path)
     folder = Path(tempfile.mkdtemp(prefix="build-", dir=path.parent))
     try:
         made = folder / path.name
         command = [*compiler, *OPTIONS, "-o", str(made), str(SOURCES / "tfdata.cc"), *flags]
         print(
-            f"intune: compiling the tf.data operations for TensorFlow {version} (once, about a minute) ...",
+            f"intune: compiling the tf.data operations for TensorFlow {version} (once, some ten seconds) ...",
             file=sys.stderr,
             flush=True,
         )
@@ -152,6 +198,16 @@ def _without_folders(flags: list[str]) -> list[str]:
     return [flag for flag in flags if not flag.startswith(("-I", "-L"))]
 
 
+def _compiler_for(version: str, path: Path) -> list[str]:
+    found = _compiler()
+    if found is None:
+        raise BuildFailed(
+            "no C++ compiler found (looked for $CXX, g++ and c++): install one (apt install g++), or copy the library "
+            f"that `intune build-tf` makes on a machine with TensorFlow {version} to {path}"
+        )
+    return found
+
+
 def _compiler() -> list[str] | None:
     for words in (os.environ.get("CXX", "").split(), ["g++"], ["c++"]):
         if words and shutil.which(words[0]):
@@ -181,3 +237,7 @@ def _lock(path: Path) -> Iterator[None]:
                 said = True
             time.sleep(POLL_S)
         yield
+
+
+if __name__ == "__main__":
+    _beside(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

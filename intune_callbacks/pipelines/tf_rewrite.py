@@ -18,11 +18,10 @@ from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import BEFORE, BEHIND, INSIDE, SINK_OP, STAGE_OP
 from intune_callbacks.types import Hint
 
-__all__ = ["AUTO_BUFFER", "KNOBS", "GraphStage", "Rewritten", "rewrite"]
+__all__ = ["KNOBS", "GraphStage", "Rewritten", "rewrite"]
 
 Kind = Literal["map", "interleave", "batch", "prefetch"]
 AUTOTUNE = -1
-AUTO_BUFFER = 2
 AUTO_WORKERS = 16
 """tf.data begins with so many at most where it chooses."""
 BATCHES = ("BatchDataset", "BatchDatasetV2")
@@ -88,13 +87,12 @@ class Rewritten:
     hints: tuple[Hint, ...] = ()
 
 
-def rewrite(dataset: Any, pipeline: str | None, *, live: bool, cpus: int = 2) -> Rewritten:
+def rewrite(dataset: Any, pipeline: str, *, live: bool, cpus: int = 2) -> Rewritten:
     """Return the graph of a dataset with its stages in reach.
 
     Args:
         dataset: the user's; it is not changed.
-        pipeline: the key under which `Native` knows it; None inserts nothing and turns AUTOTUNE into numbers, for
-            want of an operation to set them with.
+        pipeline: the key under which `Native` knows it.
         live: False leaves every stage as the user, or TensorFlow's optimiser, sets it.
         cpus: what AUTOTUNE becomes where it becomes a number: so many workers for all stages together, 2 each at least.
 
@@ -105,7 +103,7 @@ def rewrite(dataset: Any, pipeline: str | None, *, live: bool, cpus: int = 2) ->
 
 
 class _Edit:
-    def __init__(self, graph: DatasetGraph, pipeline: str | None, live: bool, cpus: int) -> None:
+    def __init__(self, graph: DatasetGraph, pipeline: str, live: bool, cpus: int) -> None:
         self.graph, self.pipeline, self.live, self.cpus = graph, pipeline, live, cpus
         self.options = graph.dataset.options()
         self.notes: list[str] = []
@@ -119,7 +117,7 @@ class _Edit:
                 self.make_parallel(node)
         # Without a stage that computes there is nothing to count, and a look at each small element would only cost.
         kinds = {KNOBS[node.op][0] for node in self.graph.nodes() if node.op in KNOBS}
-        self.counts = bool(self.pipeline) and bool(kinds - {"prefetch"})
+        self.counts = bool(kinds - {"prefetch"})
         self.auto_workers = max(2, self.cpus // max(1, self.left_to_autotune()))
         stages: list[GraphStage] = []
         for node in self.graph.nodes():
@@ -134,8 +132,7 @@ class _Edit:
         prefetch = self.missing_prefetch()
         if prefetch is not None:
             stages.append(prefetch)
-        if self.pipeline:
-            self.end("IntuneSink", SINK_OP)
+        self.end("IntuneSink", SINK_OP)
         return Rewritten(self.graph, tuple(stages), tuple(self.notes), hints)
 
     def stage(self, node: Any) -> GraphStage | None:
@@ -172,16 +169,11 @@ class _Edit:
         if value != AUTOTUNE:
             return min(value, high) if high is not None and high > 0 else value
         if kind == "prefetch":
-            return AUTO_BUFFER if self.pipeline is None else 1
-        if self.pipeline is not None and self.options.autotune.enabled is not False:
+            return 1
+        if self.options.autotune.enabled is not False or (high is not None and high < 0):
             return AUTOTUNE
-        workers = self.auto_workers
-        if self.pipeline is not None:  # what tf.data begins with, and stays with where its tuner is switched off
-            workers = AUTO_WORKERS if kind == "interleave" else min(AUTO_WORKERS, self.cpus)
-        elif kind != "interleave":
-            workers = 2 * self.auto_workers
-        if high is not None and high < 0:
-            return AUTOTUNE
+        # What tf.data begins with, and stays with where its tuner is switched off.
+        workers = AUTO_WORKERS if kind == "interleave" else min(AUTO_WORKERS, self.cpus)
         return max(1, min(workers, high) if high is not None else workers)
 
     def capacity(self, node: Any, cycle_length: int | None) -> int | None:
@@ -203,8 +195,6 @@ class _Edit:
         return name if self.taken[name] == 1 else f"{name}#{self.taken[name]}"
 
     def reach(self, node: Any, stage: GraphStage) -> None:
-        if self.pipeline is None:
-            return
         # tf.data makes one node of a map and the batch behind it: anything in between would prevent that.
         self.insert_stage(self.graph.consumers(node.name)[0].name if stage.fused else node.name, stage.name)
         if stage.kind == "interleave":
@@ -216,7 +206,7 @@ class _Edit:
         self.describe(node, name, role)
 
     def describe(self, node: Any, name: str, role: int = BEHIND) -> None:
-        node.attr["pipeline"].s = (self.pipeline or "").encode()
+        node.attr["pipeline"].s = self.pipeline.encode()
         node.attr["stage"].s = name.encode()
         node.attr["role"].i = role
 
@@ -296,7 +286,7 @@ class _Edit:
             end = self.graph.node(end.input[0])
         fused = self.feeds_from_map(end)
         wanted = self.options.autotune.enabled is not False and wish.inject_prefetch is not False
-        if end.op in KNOBS or not wanted or fused or (self.pipeline is None and not self.live):
+        if end.op in KNOBS or not wanted or fused:
             return None
         node = self.end("prefetch", "PrefetchDataset")
         value = self.begin("prefetch", AUTOTUNE, None) if self.live else AUTOTUNE
@@ -304,8 +294,7 @@ class _Edit:
         node.attr["legacy_autotune"].b = False
         node.attr["slack_period"].i = 0
         stage = GraphStage(self.unique("prefetch"), "prefetch", node.name, value, automatic=True)
-        if self.pipeline is not None:
-            self.insert_stage(node.name, stage.name)
+        self.insert_stage(node.name, stage.name)
         return stage
 
     def feeds_from_map(self, end: Any) -> bool:
@@ -319,7 +308,7 @@ class _Edit:
     def fuses(self, node: Any) -> bool:
         """Return whether tf.data makes one node of a map and the batch behind it."""
         wish = self.options.experimental_optimization
-        if wish.map_and_batch_fusion is False or wish.apply_default_optimizations is False or self.pipeline is None:
+        if wish.map_and_batch_fusion is False or wish.apply_default_optimizations is False:
             return False
         is_map = node.op == "ParallelMapDatasetV2" or (node.op == "MapDataset" and not self.graph.is_stateful(node))
         readers = self.graph.consumers(node.name) if is_map else []
@@ -332,5 +321,5 @@ class _Edit:
         shapes.list.shape.extend(tf.TensorShape(s).as_proto() for s in structure.get_flat_tensor_shapes(spec))
         node = self.graph.insert_after(self.graph.output, op, types, shapes)
         if op == SINK_OP:
-            node.attr["pipeline"].s = (self.pipeline or "").encode()
+            node.attr["pipeline"].s = self.pipeline.encode()
         return node

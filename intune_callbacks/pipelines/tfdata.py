@@ -4,8 +4,8 @@ The user's dataset is taken apart once and put together again with our operation
 delivers the same elements in the same order, shares the shuffle seeds and caches of the user's, and is iterated in its
 place. It begins as the stock one would: a stage computes on TensorFlow's own threads, and what was left to AUTOTUNE is
 moved by tf.data's own tuner, until the first `resize` of that stage. An interleave left to AUTOTUNE begins with all the
-threads it can have, for tf.data can start no more of them once the files are open. Where the operations cannot be
-compiled, `tf_handover` changes what it can in a slower way.
+threads it can have, for tf.data can start no more of them once the files are open. Without our operations, because they
+cannot be compiled or are not yet, the user's dataset is left as it is.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import tensorflow as tf
 
 from intune_callbacks.errors import InTuneError
+from intune_callbacks.pipelines import tf_build
 from intune_callbacks.pipelines.base import clamp
-from intune_callbacks.pipelines.tf_graph import CannotRewrite
-from intune_callbacks.pipelines.tf_handover import HandOver
+from intune_callbacks.pipelines.tf_graph import CannotRewrite, DatasetGraph
+from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import Native, SinkReading, StageReading, load
 from intune_callbacks.pipelines.tf_rewrite import GraphStage, Rewritten, rewrite
 from intune_callbacks.pipelines.tf_stats import StageCourse, knob_of
@@ -33,6 +35,10 @@ MAX_WINDOW = 4096
 UNBOUNDED = 4096
 """Workers where the user wants as many threads as there are calls."""
 LOOK_AGAIN_S = 0.5
+LATER = (
+    "the tf.data operations are being compiled beside this training, which goes on with the pipeline as it is and is "
+    "tuned from its next epoch, or the next fit, on; `intune build-tf` compiles ahead"
+)
 
 
 class DatasetPipeline:
@@ -44,6 +50,7 @@ class DatasetPipeline:
         clock: wall and CPU clock.
         max_workers: upper limit of each stage.
         live: False only counts and times; every number stays as the user, or tf.data's own tuner, sets it.
+        wait: compile our operations now where that has not been done; False does it beside the training, see `late`.
 
     Attributes:
         dataset: what to iterate in place of the user's; the user's own when nothing could be done.
@@ -52,13 +59,19 @@ class DatasetPipeline:
     """
 
     def __init__(
-        self, dataset: tf.data.Dataset, *, clock: Clock, max_workers: int | None = None, live: bool = True
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        clock: Clock,
+        max_workers: int | None = None,
+        live: bool = True,
+        wait: bool = True,
     ) -> None:
         self.dataset = self._stock = dataset
         self._clock, self._live, self._high = clock, live, max_workers or MAX_WORKERS
         self._key = f"{os.getpid()}/{uuid.uuid4().hex}"
         self._native: Native | None = None
-        self._handover: HandOver | None = None
+        self._awaited = False
         self._stages: tuple[GraphStage, ...] = ()
         self._workers: dict[str, int] = {}
         self._window: dict[str, int] = {}
@@ -71,12 +84,7 @@ class DatasetPipeline:
         self._looked_s = 0.0
         self._last_waits = SinkReading()
         self.hints: tuple[Hint, ...] = ()
-        try:
-            self.why = self._install()
-        except CannotRewrite as error:
-            self.why = str(error)
-        except Exception as error:  # a dataset that cannot be tuned must still train
-            self.why = f"the pipeline is left as it is: {type(error).__name__}: {str(error).splitlines()[0]}"
+        self.why = self._begin_with(wait)
 
     def prepare(self) -> None:
         """Nothing is left to do: `dataset` is live from its first `iter()` on."""
@@ -85,31 +93,33 @@ class DatasetPipeline:
         """Return the iterator as it is: one made from `dataset` is live, one of the user's dataset stays as it is."""
         return iterator
 
+    def late(self) -> bool:
+        """Make the stages live where our operations were compiled meanwhile; return whether `dataset` is another one.
+
+        An iterator of the user's dataset goes on as it is, so this is for the moment before an epoch begins.
+        """
+        if not self._awaited or not tf_build.library_path().exists():
+            return False
+        self.why, self._awaited = self._begin_with(wait=True), False
+        return self._native is not None
+
     def waits(self) -> SinkReading:
         """Return what was delivered and how long the consumer was blocked, in s."""
-        if self._handover is not None:
-            return self._handover.waits()
         if self._native is not None:
             self._last_waits = self._native.read_sink(self._key)
         return self._last_waits
 
     def stages(self) -> tuple[Stage, ...]:
-        if self._handover is not None:
-            return self._handover.stages()
         if len(self._pinned) < len(self._stages) and self._clock.wall() > self._looked_s + LOOK_AGAIN_S:
             self._look()
         return tuple(part for stage in self._stages for part in self._parts(stage))
 
     def stats(self) -> PipelineStats:
-        if self._handover is not None:
-            return self._handover.stats()
         self._look()
         readings = {stage.name: self._courses[stage.name].stats() for stage in self._stages if stage.kind != "prefetch"}
         return PipelineStats(self._clock.wall(), self._last_waits.delivered, readings)
 
     def resize(self, allocation: Mapping[str, int]) -> Allocation:
-        if self._handover is not None:
-            return self._handover.resize(allocation)
         self._look()  # what was idle until now was so with the workers and windows of until now
         wanted = clamp(allocation, self.stages()) if self._live and self._native is not None else {}
         for stage in self._stages:
@@ -119,8 +129,6 @@ class DatasetPipeline:
     def release(self) -> None:
         """Give the user's dataset back for the next iterator; one that runs goes on as it is to its end."""
         self.dataset = self._stock
-        if self._handover is not None:
-            self._handover.release()
         if self._native is not None:
             self._look()
             self._native.release(self._key)
@@ -130,19 +138,26 @@ class DatasetPipeline:
         """Release everything; nothing waits for a thread, for those of a stage end with its iterator."""
         self.release()
 
-    def _install(self) -> str:
-        begin = min(16, _cpus())
+    def _begin_with(self, wait: bool) -> str:
+        """Put our operations in place if they are there, or may be waited for; return what came of it."""
         try:
-            native = load()
+            if wait or tf_build.library_path().exists():
+                return self._install(load())
+            self.hints = hints_of(DatasetGraph(self._stock))
+            tf_build.begin()
+            self._awaited = True
+            return LATER
+        except CannotRewrite as error:
+            return str(error)
         except InTuneError as error:
-            if not self._live:
-                return f"the pipeline is not watched: {_first_line(error)}"
-            rewritten = rewrite(self._stock, None, live=True, cpus=begin)
-            self.hints = rewritten.hints
-            self._handover = HandOver(rewritten, self._clock, self._high)
-            self.dataset = self._handover.dataset
-            return f"{self._handover.why} ({_first_line(error)})"
-        rewritten = rewrite(self._stock, self._key, live=self._live, cpus=begin)
+            with suppress(CannotRewrite):
+                self.hints = hints_of(DatasetGraph(self._stock))
+            return f"the pipeline is left as it is: {_first_line(error)}"
+        except Exception as error:  # a dataset that cannot be tuned must still train
+            return f"the pipeline is left as it is: {type(error).__name__}: {_first_line(error)}"
+
+    def _install(self, native: Native) -> str:
+        rewritten = rewrite(self._stock, self._key, live=self._live, cpus=min(16, _cpus()))
         self.dataset = _with_options(rewritten, self._live)
         self.hints = rewritten.hints
         self._native, self._stages = native, rewritten.stages

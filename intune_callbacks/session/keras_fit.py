@@ -59,6 +59,7 @@ class Fit(TunedFit):
         self._probe = MachineProbe(local_ranks=local_ranks, trainer_cpus=config.trainer_cpus, cpus=config.cpus)
         self._clock = Clock()
         self._sink: Any = None
+        self._from_python = False
         self._rows = 1
         self._cuda: CudaWait | None = None
         self._bar = Bar(None)
@@ -113,6 +114,7 @@ class Fit(TunedFit):
             epoch: which one, from 0 on.
             params: what Keras tells its callbacks: ``epochs`` and, once it is known, ``steps``.
         """
+        self._begin_late()
         steps, epochs = params.get("steps"), params.get("epochs")
         if self.tuner is not None and isinstance(steps, int) and isinstance(epochs, int):
             self.tuner.expect(steps, self._timer.read().steps + steps * (epochs - epoch))
@@ -217,28 +219,46 @@ class Fit(TunedFit):
 
             # What Keras makes of arrays, generators and loaders runs through a dataset, too: it is timed, not changed.
             sink = DatasetPipeline(
-                data.dataset, clock=self._clock, max_workers=config.max_workers, live=tune and data.own
+                data.dataset,
+                clock=self._clock,
+                max_workers=config.max_workers,
+                live=tune and data.own,
+                wait=False,
             )
             self._sink = sink
             sink.prepare()
             self._rows = batch_rows(data.dataset) or data.batch_rows or 1
             data.give_dataset(sink.dataset)
             if data.own:
-                self.pipeline, self.why = sink, sink.why
-                self.hints = tuple(getattr(sink, "hints", ()))
+                self.pipeline, self.why, self.hints = sink, sink.why, sink.hints
                 self._source = weakref.ref(data.dataset)
         data.time(self._fetches, self._watched)
         if data.on_torch:
             self._cuda = cuda_wait()
 
+    def _begin_late(self) -> None:
+        """Tune what could not be tuned before, for our operations were still being compiled."""
+        data, sink = self.data, self._sink
+        if data is None or sink is None or not data.restarts or not sink.late():
+            return
+        # What was fetched before is counted in Python, and where every fetch can be, the rest is, too.
+        self._from_python = data.in_python
+        data.give_dataset(sink.dataset)
+        if data.own:
+            self.why, self.hints = sink.why, sink.hints
+            if self.tuner is not None:
+                self.tuner.rebind(sink)
+
     def _read(self) -> LoopReading:
         """The sink knows best, where there is one: the fetch in Python also holds conversions of the batch."""
         fetches = self._fetches
         waits = None if self._sink is None else self._sink.waits()
-        if waits is None or not waits.delivered:
+        if waits is None or not waits.delivered or self._from_python:
             return LoopReading(fetches.delivered, fetches.wait_s, fetches.samples)
-        samples = fetches.samples if fetches.delivered else waits.delivered * self._rows
-        return LoopReading(waits.delivered, waits.wait_s, samples)
+        if self.data is not None and self.data.in_python:
+            return LoopReading(waits.delivered, waits.wait_s, fetches.samples)
+        samples = fetches.samples + waits.delivered * self._rows
+        return LoopReading(fetches.delivered + waits.delivered, fetches.wait_s + waits.wait_s, samples)
 
     def _watched(self) -> int:
         return 0 if self._sink is None else self._sink.waits().iterators

@@ -48,6 +48,7 @@ class TrainData:
         in_python: True when Keras fetches in Python (torch and JAX), so that a fetch can be timed there; on TensorFlow
             the fetch is part of the compiled step.
         on_torch: True on the torch backend.
+        restarts: True when each epoch makes an iterator of its own, False when one serves them all.
         together: steps of one compiled loop, which asks for its batches while it computes; else 1.
         batch_rows: samples of a full batch as Keras knows them, None where it does not.
         why: for what is neither dataset nor loader, why it cannot be tuned and the smallest change that would help.
@@ -62,6 +63,7 @@ class TrainData:
         self.in_python = in_graph is None
         self.together = 1 if self.in_python else _whole(getattr(epoch_iterator, "steps_per_execution", 1)) or 1
         self.on_torch = ".torch." in type(epoch_iterator).__module__
+        self.restarts = getattr(epoch_iterator, "steps_per_epoch", None) is None
         self.own = _is_dataset(given)
         iterated = given if self.in_python else in_graph
         self.dataset = iterated if _is_dataset(iterated) else None

@@ -1,0 +1,120 @@
+"""The first fit on a machine: our operations are compiled beside it, and it waits for nothing and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("tensorflow")
+    keras = pytest.importorskip("keras")
+
+from keras_runs import EAGER, ROWS, make_model, rows
+
+from intune_callbacks.keras import InTuneCallback
+from intune_callbacks.pipelines import tf_build
+
+EPOCHS = 4
+pytestmark = [
+    pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before"),
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+
+
+class Compiler:
+    """Takes the place of g++: waits for leave, then hands out the library that is there already."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        self.leave, script = folder / "leave", folder / "compiler"
+        script.write_text(
+            f'#!/bin/sh\nwhile [ ! -e "{self.leave}" ]; do sleep 0.05; done\n'
+            f'while [ "$1" != "-o" ]; do shift; done\ncp "{library}" "$2"\n'
+        )
+        script.chmod(0o755)
+        self.words = str(script)
+
+    def finish(self) -> None:
+        self.leave.touch()
+        until_s = time.monotonic() + 60.0
+        while not tf_build.library_path().exists():
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = Compiler(tmp_path, tf_build.build())
+    monkeypatch.setenv("CXX", made.words)
+    monkeypatch.setenv("INTUNE_CACHE", str(tmp_path / "cache"))
+    yield made
+    made.finish()  # nobody is left behind who waits
+
+
+class Leave(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    """Lets the compiler finish in the middle of the second epoch."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        super().__init__()
+        self.compiler, self.batches = compiler, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+        if self.batches == ROWS // 4 + 3:
+            self.compiler.finish()
+
+
+def seen(*callbacks: Any, **options: Any) -> list[list[float]]:
+    model = make_model()
+    dataset = rows().repeat() if options else rows()
+    model.fit(dataset, epochs=EPOCHS, callbacks=list(callbacks), verbose=0, **options)
+    return model.seen
+
+
+def test_a_fit_goes_on_while_the_operations_are_compiled_and_is_tuned_from_the_next_epoch_on(
+    compiler: Compiler, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stock, callback = seen(), InTuneCallback(**EAGER)
+    assert seen(callback, Leave(compiler)) == stock
+    report = callback.report
+    assert "beside this training" in capfd.readouterr().err
+    assert {stage["name"] for stage in report["stages"]} >= {"as_row", "batch", "prefetch"}
+    assert (report["steps"], report["samples"]) == (EPOCHS * ROWS // 4, EPOCHS * ROWS)
+    assert report["whole"]["epochs"] == EPOCHS and report["frozen"] is None
+    assert "are live" in report["pipeline"]
+
+
+def test_a_fit_shorter_than_the_compiler_is_left_as_it_is(compiler: Compiler) -> None:
+    stock, callback = seen(), InTuneCallback(**EAGER)
+    assert seen(callback) == stock
+    assert not tf_build.library_path().exists()
+    assert callback.report["stages"] == [] and "intune build-tf" in callback.report["next"]
+    compiler.finish()
+    again = InTuneCallback(**EAGER)
+    assert seen(again) == stock
+    assert again.report["stages"]
+
+
+def test_one_iterator_for_all_epochs_stays_the_users_own(compiler: Compiler) -> None:
+    many = {"steps_per_epoch": ROWS // 4}
+    stock, callback = seen(**many), InTuneCallback(**EAGER)
+    assert seen(callback, Leave(compiler), **many) == stock
+    assert callback.report["stages"] == []
+
+
+def test_without_a_compiler_nothing_is_touched_and_the_report_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INTUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(tf_build, "_compiler", lambda: None)
+    stock, callback = seen(), InTuneCallback(**EAGER)
+    assert seen(callback) == stock
+    assert callback.report["stages"] == [] and "apt install g++" in callback.report["next"]
+    assert callback.report["whole"]["throughput_samples_per_s"] > 0.0
