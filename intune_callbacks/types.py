@@ -142,9 +142,9 @@ class PipelineStats:
 class Pipeline(Protocol):
     """What every adapter implements: look at the stages, read the counters, change the numbers.
 
-    `resize` is called between two batches, takes any subset of the stage names, clamps to each stage's
-    ``low``..``high``, returns what was really applied for *all* stages, never blocks longer than a step, never
-    loses, repeats or reorders an item and never raises into training.
+    `resize` is called between two batches, takes any subset of the stages, clamps to each one's ``low``..``high``,
+    returns what is in force for *all* stages, never blocks longer than a step, loses, repeats or reorders an item or
+    raises into the training.
     """
 
     def stages(self) -> tuple[Stage, ...]: ...

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 
-from intune_callbacks.measure.cause import Evidence, advice, causes
+from intune_callbacks.measure.cause import advice, causes
+from intune_callbacks.measure.evidence import Evidence
 from intune_callbacks.measure.measured import Measured, measured
 from intune_callbacks.measure.predict import WORTH, promised
 from intune_callbacks.record.before_after import describe

@@ -17,6 +17,7 @@ tf = pytest.importorskip("tensorflow")
 from tf_stages import Calls, ended, numbers, staged, take  # noqa: E402
 
 from intune_callbacks.pipelines import tf_build, tf_native  # noqa: E402
+from intune_callbacks.pipelines.tf_stats import SinkReading  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")
 keys = itertools.count()
@@ -95,7 +96,7 @@ def test_wanted_values_hold_for_later_iterators_until_released(native: tf_native
         assert calls.most_during(lambda: numbers(dataset)) == 5
         assert native.read(key)[1]["calls"].items == 40 * epoch
     native.release(key)
-    assert native.read(key) == (tf_native.SinkReading(), {})
+    assert native.read(key) == (SinkReading(), {})
     assert calls.most_during(lambda: numbers(dataset)) == 2
     assert native.read(key)[1]["calls"].items == 40
 

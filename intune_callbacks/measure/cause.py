@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Any
 
 from intune_callbacks.measure.advice import KEPT, to_set
+from intune_callbacks.measure.evidence import NONE, Cause, Evidence
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.predict import WORTH, Advice, advise, limiting, promised, step_s
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import amount, count, moment, percent, ratio
 
-__all__ = ["Cause", "Evidence", "advice", "causes"]
-
-# fmt: off
-Kind = Literal[
-    "storage", "cpu", "workers", "serial", "files", "order", "loader",
-    "startup", "shuffle", "prefetch", "memory", "model",
-]
-# fmt: on
+__all__ = ["advice", "causes"]
 
 # Of the CPUs the input may use: from this share on they are short.
 CPUS_BUSY = 0.8
@@ -41,58 +34,7 @@ FOLLOWS_WORKERS = "order follows the workers"
 LIMIT_OF_MEMORY = ("soft limit", "memory alarm")
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One reason why the training is not faster.
-
-    Args:
-        kind: ``storage`` (long waits, little CPU), ``cpu`` (no CPU is free), ``workers`` (too few of them), ``serial``
-            (one item at a time), ``files`` (too few), ``order`` (workers own the shards), ``loader`` (computed in the
-            training loop), ``startup`` (of workers, each epoch), ``shuffle`` (a buffer being filled), ``prefetch``
-            (none), ``memory`` (the guard's limit) or ``model``.
-        stage: the stage it is about, empty for the whole pipeline.
-        sentence: with the numbers it rests on.
-        line: what to paste, lines apart; empty where nothing can be pasted or nothing is predicted to gain.
-        gain: the promised factor on the throughput, 1.25 = 25 % faster; 1.0 where none is predicted.
-    """
-
-    kind: Kind
-    stage: str
-    sentence: str
-    line: str = ""
-    gain: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What is known beside the windows.
-
-    Args:
-        hints: oddities of the user's pipeline, see `intune_callbacks.types.Hint`.
-        whole: figures of the whole run: ``wall_s``, ``seam_s``, ``paused_s``, ``first_batch_s``, ``epochs``.
-        tried: stage name -> what more workers for it brought: samples/s then / before.
-        vetoes: what the guard refused last.
-        first: stage name -> its value at the start of the run.
-    """
-
-    hints: Sequence[Hint] = ()
-    whole: Mapping[str, Any] = field(default_factory=dict)
-    tried: Mapping[str, float] = field(default_factory=dict)
-    vetoes: Sequence[str] = ()
-    first: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def share(self) -> float:
-        """Of the run's wall time, what is neither a pause nor the start of the pipeline."""
-        wall_s, paused_s = self.whole.get("wall_s"), self.whole.get("paused_s")
-        return min(1.0, max(0.0, 1.0 - (paused_s or 0.0) / wall_s)) if wall_s else 1.0
-
-    def hint(self, kind: str, stage: str = "") -> Hint | None:
-        """Return the first hint of a kind that is about a stage or about the whole pipeline."""
-        return next((h for h in self.hints if h.kind == kind and h.stage in ("", stage)), None)
-
-
-def causes(seen: Measured | None, known: Evidence = Evidence()) -> tuple[Cause, ...]:
+def causes(seen: Measured | None, known: Evidence = NONE) -> tuple[Cause, ...]:
     """Return why the training is not faster: what limits first, then what else there is, the largest gain first.
 
     Nothing, where it waits for data and what was measured does not say for what.
@@ -114,7 +56,7 @@ def causes(seen: Measured | None, known: Evidence = Evidence()) -> tuple[Cause, 
     return (*first, *found)
 
 
-def advice(seen: Measured | None, known: Evidence = Evidence()) -> Advice:
+def advice(seen: Measured | None, known: Evidence = NONE) -> Advice:
     """Return the best predicted numbers, with what may be promised of them."""
     if seen is None or seen.verdict == "too short":
         return Advice()

@@ -114,6 +114,8 @@ def begin() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BuildFailed(f"cannot write to {path.parent}: {error}; name another folder in INTUNE_CACHE") from error
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise BuildFailed(f"cannot write to {path.parent}; name another folder in INTUNE_CACHE")
     print(f"intune: compiling the tf.data operations for TensorFlow {version} beside this training", file=sys.stderr)
     # A shell between the two, that ends at once: nobody has to wait for the compiler's end.
     subprocess.run(

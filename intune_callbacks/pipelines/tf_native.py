@@ -21,78 +21,18 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from intune_callbacks.errors import BuildFailed, MissingPackage
 from intune_callbacks.pipelines import tf_build
+from intune_callbacks.pipelines.tf_stats import SinkReading, StageReading
 
-__all__ = ["BEFORE", "BEHIND", "INSIDE", "SINK_OP", "STAGE_OP", "Native", "SinkReading", "StageReading", "load"]
+__all__ = ["BEFORE", "BEHIND", "INSIDE", "SINK_OP", "STAGE_OP", "Native", "load"]
 
 STAGE_OP, SINK_OP = "IntuneStage", "IntuneSink"
 BEHIND, INSIDE, BEFORE = 0, 1, 2
-STAGE_VALUES, SINK_VALUES = 16, 5
-
-
-@dataclass(frozen=True, slots=True)
-class StageReading:
-    """Counters of one stage since its pipeline began, over all iterators; take differences.
-
-    Args:
-        items: results computed: passed downstream, waiting in the stage's buffer, or lost with an iterator.
-        busy_s: wall seconds spent in closures, summed over threads.
-        busy_s2: sum of squares of whole calls' seconds, all closures of one element together.
-        cpu_s: CPU seconds of `busy_s`.
-        closures: pieces of work done; one call of the user's function may be several.
-        queued: finished results waiting in the stage's buffer, now.
-        window: `parallelism` or `buffer_size` of the newest iterator now, None without a running one or a model.
-        limit: workers asked for, 0 when TensorFlow's own pool computes.
-        running: closures computing now.
-        item_bytes: mean bytes of one result, 0.0 while unknown.
-        node_items: results passed on according to tf.data's own model, 0 without a model.
-        node_busy_s: processing seconds according to tf.data's own model, 0.0 without a model.
-        waiting: closures that wait for a worker, or threads of an interleave for their turn to read, now.
-        readers: threads of an interleave that may read at once, 0 while that is not known.
-        most: threads an interleave can have, 0 while that is not known.
-        ended: the interleave has taken its last input, and gets no more threads.
-    """
-
-    items: int
-    busy_s: float
-    busy_s2: float
-    cpu_s: float
-    closures: int
-    queued: int
-    window: int | None
-    limit: int
-    running: int
-    item_bytes: float
-    node_items: int
-    node_busy_s: float
-    waiting: int = 0
-    readers: int = 0
-    most: int = 0
-    ended: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SinkReading:
-    """Counters at the pipeline's end since it began, over all iterators; take differences.
-
-    Args:
-        delivered: elements handed out.
-        wait_s: seconds the consumer was blocked asking for them, the question that found the end included.
-        gap_s: seconds between a delivery and the next request to the same iterator.
-        batch_bytes: mean bytes of one element, 0.0 while unknown.
-        iterators: iterators made.
-    """
-
-    delivered: int = 0
-    wait_s: float = 0.0
-    gap_s: float = 0.0
-    batch_bytes: float = 0.0
-    iterators: int = 0
+STAGE_VALUES, SINK_VALUES = 14, 5
 
 
 class Native:
@@ -174,7 +114,7 @@ class Native:
         values, stages = (ctypes.c_double * STAGE_VALUES)(), {}
         for name in self._stages(key):
             if self._library.intune_read_stage(key, name, values):
-                stages[name.decode()] = _stage_reading(list(values))
+                stages[name.decode()] = StageReading.of(list(values))
         return self.read_sink(pipeline), stages
 
     def read_sink(self, pipeline: str) -> SinkReading:
@@ -265,29 +205,6 @@ class Native:
             if needed <= size:
                 return names.value.split(b"\n")[:-1]
             size = needed
-
-
-def _stage_reading(values: list[float]) -> StageReading:
-    items, busy_s, busy_s2, cpu_s, closures, queued, window, limit, running, size, node_items, node_s, *more = values
-    waiting, readers, most, ended = more
-    return StageReading(
-        items=int(items),
-        busy_s=busy_s,
-        busy_s2=busy_s2,
-        cpu_s=cpu_s,
-        closures=int(closures),
-        queued=int(queued),
-        window=int(window) if window > 0 else None,
-        limit=int(limit),
-        running=int(running),
-        item_bytes=size,
-        node_items=int(node_items),
-        node_busy_s=node_s,
-        waiting=int(waiting),
-        readers=int(readers),
-        most=int(most),
-        ended=bool(ended),
-    )
 
 
 @functools.cache

@@ -8,7 +8,7 @@ number from being set is switched off. Every number is left as it is: the pipeli
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.util import structure
@@ -16,58 +16,15 @@ from tensorflow.python.data.util import structure
 from intune_callbacks.pipelines.tf_graph import DatasetGraph, attr, functions_of
 from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import BEFORE, BEHIND, INSIDE, SINK_OP, STAGE_OP
+from intune_callbacks.pipelines.tf_stage import KNOBS, GraphStage, Kind
 from intune_callbacks.types import Hint
 
-__all__ = ["KNOBS", "GraphStage", "Rewritten", "rewrite"]
+__all__ = ["Rewritten", "rewrite"]
 
-Kind = Literal["map", "interleave", "batch", "prefetch"]
 AUTOTUNE = -1
 AUTO_WORKERS = 16
 """tf.data begins with so many at most where it chooses."""
 BATCHES = ("BatchDataset", "BatchDatasetV2")
-KNOBS: dict[str, tuple[Kind, str]] = {
-    "ParallelMapDataset": ("map", "num_parallel_calls"),
-    "ParallelMapDatasetV2": ("map", "num_parallel_calls"),
-    "MapAndBatchDataset": ("map", "num_parallel_calls"),
-    "ParallelInterleaveDatasetV2": ("interleave", "num_parallel_calls"),
-    "ParallelInterleaveDatasetV3": ("interleave", "num_parallel_calls"),
-    "ParallelInterleaveDatasetV4": ("interleave", "num_parallel_calls"),
-    "ParallelBatchDataset": ("batch", "num_parallel_calls"),
-    "PrefetchDataset": ("prefetch", "buffer_size"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class GraphStage:
-    """One stage with a number that tf.data reads again while it runs.
-
-    Args:
-        name: the user's function, or what the stage does; unique in the pipeline.
-        kind: what it does.
-        node: the graph node that does it.
-        value: its parallelism or buffer size in the graph as it is now, -1 for AUTOTUNE.
-        high: the largest value it takes, None for any, -1 where tf.data chooses.
-        capacity: results it can hold back, None when that is its parallelism or buffer size.
-        workers: what can compute at once to begin with; 0 for a prefetch.
-        automatic: the user left the number to AUTOTUNE.
-        unbounded: the user asked for threads of its own, as many as there are calls.
-        each: elements an interleave keeps of each of its datasets.
-        fused: tf.data makes one stage of this map and the batch behind it, whose only number is its workers.
-        library: the installed package's module whose code made it; empty where the user's did.
-    """
-
-    name: str
-    kind: Kind
-    node: str
-    value: int
-    high: int | None = None
-    capacity: int | None = None
-    workers: int = 0
-    automatic: bool = False
-    unbounded: bool = False
-    each: int = 0
-    fused: bool = False
-    library: str = ""
 
 
 @dataclass(frozen=True, slots=True)

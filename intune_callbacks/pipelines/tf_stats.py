@@ -1,29 +1,80 @@
-"""Say what a stage is and does in the terms of others: `StageStats`, and the line the user wrote."""
+"""What our operations count of a stage and at the pipeline's end, and what that says in the terms of `StageStats`."""
 
 from __future__ import annotations
 
-from intune_callbacks.pipelines.tf_native import StageReading
-from intune_callbacks.pipelines.tf_rewrite import GraphStage
+from dataclasses import dataclass, fields
+from typing import Any
+
 from intune_callbacks.types import StageStats
 
-__all__ = ["StageCourse", "knob_of"]
+__all__ = ["SinkReading", "StageCourse", "StageReading"]
+
+OF_REALS = ("busy_s", "busy_s2", "cpu_s", "item_bytes")
 
 
-def knob_of(stage: GraphStage, threads: int = 0) -> str:
-    """Return how the user writes the number of a stage, or where it is out of reach; see `intune_callbacks.Stage`.
+@dataclass(frozen=True, slots=True)
+class StageReading:
+    """Counters of one stage since its pipeline began, over all iterators; take differences.
 
     Args:
-        stage: which.
-        threads: of TensorFlow, that the stage computes on with so many workers at most; 0 for any.
+        items: results computed: passed downstream, waiting in the stage's buffer, or lost with an iterator.
+        busy_s: wall seconds spent in closures, summed over threads.
+        busy_s2: sum of squares of whole calls' seconds, all closures of one element together.
+        cpu_s: CPU seconds of `busy_s`.
+        closures: pieces of work done; one call of the user's function may be several.
+        queued: finished results waiting in the stage's buffer, now.
+        window: `parallelism` or `buffer_size` of the newest iterator now, None without a running one or a model.
+        limit: workers asked for, 0 when TensorFlow's own pool computes.
+        running: closures computing now.
+        item_bytes: mean bytes of one result, 0.0 while unknown.
+        waiting: closures that wait for a worker, or threads of an interleave for their turn to read, now.
+        readers: threads of an interleave that may read at once, 0 while that is not known.
+        most: threads an interleave can have, 0 while that is not known.
+        ended: the interleave has taken its last input, and gets no more threads.
     """
-    if stage.library:
-        return f"# inside {stage.library}"
-    what = "..." if stage.kind == "batch" else stage.name.split("#")[0]
-    code = ".prefetch({})" if stage.kind == "prefetch" else f".{stage.kind}({what}, num_parallel_calls={{}})"
-    remarks = ["was tf.data.AUTOTUNE"] if stage.automatic else []
-    if stage.kind == "map" and 0 < threads < stage.value and not stage.unbounded:
-        remarks.append(f"was {stage.value} on {threads} threads: options.threading.private_threadpool_size too")
-    return f"{code}  # {'; '.join(remarks)}" if remarks else code
+
+    items: int
+    busy_s: float
+    busy_s2: float
+    cpu_s: float
+    closures: int
+    queued: int
+    window: int | None
+    limit: int
+    running: int
+    item_bytes: float
+    waiting: int = 0
+    readers: int = 0
+    most: int = 0
+    ended: bool = False
+
+    @classmethod
+    def of(cls, values: list[float]) -> StageReading:
+        """Return what the library wrote, a number for each field in their order."""
+        found: dict[str, Any] = {
+            field.name: value if field.name in OF_REALS else int(value)
+            for field, value in zip(fields(cls), values, strict=True)
+        }
+        return cls(**{**found, "window": max(0, found["window"]) or None, "ended": bool(found["ended"])})
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReading:
+    """Counters at the pipeline's end since it began, over all iterators; take differences.
+
+    Args:
+        delivered: elements handed out.
+        wait_s: seconds the consumer was blocked asking for them, the question that found the end included.
+        gap_s: seconds between a delivery and the next request to the same iterator.
+        batch_bytes: mean bytes of one element, 0.0 while unknown.
+        iterators: iterators made.
+    """
+
+    delivered: int = 0
+    wait_s: float = 0.0
+    gap_s: float = 0.0
+    batch_bytes: float = 0.0
+    iterators: int = 0
 
 
 class StageCourse:
@@ -52,7 +103,7 @@ class StageCourse:
         """
         busy_frac = (reading.queued + reading.running + reading.waiting) / max(1, capacity)
         is_full = 1.0 if busy_frac >= 1.0 else 0.0
-        last = self._last or StageReading(0, 0.0, 0.0, 0.0, 0, 0, None, 0, 0, 0.0, 0, 0.0)
+        last = self._last or StageReading(0, 0.0, 0.0, 0.0, 0, 0, None, 0, 0, 0.0)
         if reading.window is not None and last.window is not None:
             idle_s = max(0.0, workers * (now_s - self._last_s) - (reading.busy_s - last.busy_s))
             full_frac = 0.5 * (is_full + self._was_full)

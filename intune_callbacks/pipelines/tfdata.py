@@ -23,9 +23,10 @@ from intune_callbacks.pipelines import tf_build
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.tf_graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf_hints import hints_of
-from intune_callbacks.pipelines.tf_native import Native, SinkReading, StageReading, load
-from intune_callbacks.pipelines.tf_rewrite import GraphStage, Rewritten, rewrite
-from intune_callbacks.pipelines.tf_stats import StageCourse, knob_of
+from intune_callbacks.pipelines.tf_native import Native, load
+from intune_callbacks.pipelines.tf_rewrite import Rewritten, rewrite
+from intune_callbacks.pipelines.tf_stage import GraphStage
+from intune_callbacks.pipelines.tf_stats import SinkReading, StageCourse, StageReading
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["DatasetPipeline"]
@@ -192,14 +193,14 @@ class DatasetPipeline:
         workers, window = self._workers[stage.name], self._window[stage.name]
         name = stage.name
         if stage.kind == "prefetch":
-            return (Stage(name, "memory", "items", 1, max(MAX_WINDOW, window), window, knob=knob_of(stage)),)
+            return (Stage(name, "memory", "items", 1, max(MAX_WINDOW, window), window, knob=stage.knob()),)
         if stage.kind == "interleave":
             most = stage.high if stage.high is not None and stage.high > 0 else self._most.get(name, workers)
             when: Literal["now", "epoch"] = "epoch" if name in self._late else "now"
             high = max(workers, min(self._high, most))
-            return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=knob_of(stage)),)
+            return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=stage.knob()),)
         high = max(self._high, workers, stage.value)
-        computes = Stage(name, "cpu", "workers", 1, high, workers, knob=knob_of(stage, self._threads))
+        computes = Stage(name, "cpu", "workers", 1, high, workers, knob=stage.knob(self._threads))
         if stage.fused:
             return (computes,)
         return (

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from intune_callbacks.measure.advice import to_set
-from intune_callbacks.measure.cause import Cause, Evidence, advice, causes
+from intune_callbacks.measure.cause import advice, causes
+from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.predict import WORTH, Advice
 from intune_callbacks.types import Hint

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "registry.h"
+#include "runner.h"
 
 using namespace intune;  // NOLINT
 

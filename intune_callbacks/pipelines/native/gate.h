@@ -7,8 +7,7 @@
 //
 // Nobody waits for anything but another reader's one element: a place is given back when that is read, so all get
 // through in the end, the more so once their iterator is cancelled.
-#ifndef INTUNE_GATE_H_
-#define INTUNE_GATE_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -68,5 +67,3 @@ class Gate {
 };
 
 }  // namespace intune
-
-#endif  // INTUNE_GATE_H_

@@ -3,11 +3,9 @@
 // A closure is never dropped: tf.data iterators wait in their destructor for every closure they have scheduled, so a
 // pool that forgot one would hang the program. Threads hold the pool, not the other way round; one that has had
 // nothing to do for `kIdle` ends, so a released pool frees itself and nothing is joined at process exit.
-#ifndef INTUNE_POOL_H_
-#define INTUNE_POOL_H_
+#pragma once
 
 #include <pthread.h>
-#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "tally.h"
 #include "tensorflow/core/platform/denormal.h"
 #include "tensorflow/core/platform/setround.h"
 #include "tensorflow/core/util/work_sharder.h"
@@ -33,49 +32,6 @@ namespace intune {
 
 using Closure = std::function<void()>;
 using Runner = std::function<void(Closure)>;
-
-inline double Seconds(clockid_t clock) {
-  timespec t;
-  clock_gettime(clock, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-// What computing has cost so far: `busy_s2` sums the squares of whole calls.
-struct Tally {
-  int64_t closures = 0;
-  double busy_s = 0.0, busy_s2 = 0.0, cpu_s = 0.0;
-};
-
-class Pool;
-
-// The closures that work on one element: the first, and those that were begun inside one of them.
-struct Call {
-  double busy_s = 0.0;  // so far; under the pool's lock
-};
-using CallPtr = std::shared_ptr<Call>;
-
-// The call a thread computes for, and whose. There is a `Call` only where it has a second closure.
-struct Current {
-  const Pool* pool = nullptr;
-  CallPtr call;
-};
-
-// To ask for a thread's CPU time is a call of the kernel: too much for each of many short closures.
-class Stopwatch {
- public:
-  explicit Stopwatch(bool with_cpu) : with_cpu_(with_cpu), cpu_s_(with_cpu ? Seconds(CLOCK_THREAD_CPUTIME_ID) : 0.0) {}
-
-  // `cpu_s` is negative where it was not measured.
-  void Stop(Tally* tally) const {
-    tally->closures = 1;
-    tally->busy_s = Seconds(CLOCK_MONOTONIC) - wall_s_;
-    tally->cpu_s = with_cpu_ ? Seconds(CLOCK_THREAD_CPUTIME_ID) - cpu_s_ : -1.0;
-  }
-
- private:
-  const bool with_cpu_;
-  const double cpu_s_, wall_s_ = Seconds(CLOCK_MONOTONIC);
-};
 
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
@@ -95,15 +51,14 @@ class Pool : public std::enable_shared_from_this<Pool> {
     if (limit_.load(std::memory_order_relaxed) > 0) {
       std::unique_lock<std::mutex> lock(mu_);
       if (limit_ > 0 && (threads_ > 0 || Spawn())) {
-        const bool nested = current() == this, hurried = Hurried(owner);
+        const bool nested = current_ == this, hurried = Hurried(owner);
         (hurried ? hurried_ : nested ? nested_ : queue_).push_back({std::move(fn), std::move(call), owner, intra_op});
         if (Startable()) Wake();
         return;
       }
     }
-    // Where closures are short, to time each would cost a good part of what they do: one stands for some others.
-    if (!call && !AskForCpu()) {
-      untimed_.fetch_add(1, std::memory_order_relaxed);
+    if (!call && !costs_.Wanted()) {
+      costs_.Untimed();
       base(std::move(fn));
       return;
     }
@@ -141,16 +96,13 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Counts what was computed elsewhere.
   void Add(const Tally& tally) {
     std::unique_lock<std::mutex> lock(mu_);
-    tally_.closures += tally.closures;
-    tally_.busy_s += tally.busy_s;
-    tally_.busy_s2 += tally.busy_s2;
-    tally_.cpu_s += tally.cpu_s;
+    costs_.Add(tally);
   }
 
   Counters Read() {
     std::unique_lock<std::mutex> lock(mu_);
     const size_t waiting = queue_.size() + nested_.size() + hurried_.size();
-    return {tally_, limit_, computing_ + elsewhere_, static_cast<int>(waiting), threads_};
+    return {costs_.tally(), limit_, computing_ + elsewhere_, static_cast<int>(waiting), threads_};
   }
 
  private:
@@ -167,13 +119,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   };
   using Duration = std::chrono::milliseconds;
   static constexpr Duration kIdle{2000}, kShortestStall{10};
-  static constexpr double kShort_s = 50e-6;
-  static constexpr int kMeanOver = 16;  // closures
+  inline static const int kHurried = std::max(16, static_cast<int>(std::thread::hardware_concurrency()));
 
-  static Pool*& current() {
-    static thread_local Pool* pool = nullptr;
-    return pool;
-  }
+  inline static thread_local Pool* current_ = nullptr;
 
   static Current& this_call() {
     static thread_local Current current;
@@ -195,12 +143,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
     if (Parts() > 0 && watchers_ == 0 && waking_ == 0) return true;
     const int queued = static_cast<int>(queue_.size() + nested_.size()), hurried = static_cast<int>(hurried_.size());
     int room = std::max(0, std::min(queued, Limit() - running_));
-    room += std::max(0, std::min(hurried, HurriedLimit() - hurrying_));
+    room += std::max(0, std::min(hurried, kHurried - hurrying_));
     return (stalled_ ? std::max(room, Parts()) : room) > waking_;
   }
 
   bool Take(Entry* entry) {
-    const bool room = running_ < Limit(), hurried_room = hurrying_ < HurriedLimit();
+    const bool room = running_ < Limit(), hurried_room = hurrying_ < kHurried;
     std::deque<Entry>* from = nullptr;
     int* counter = &running_;
     if (!nested_.empty() && (room || stalled_)) {
@@ -220,11 +168,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
     ++*counter;
     ++computing_;
     return true;
-  }
-
-  static int HurriedLimit() {
-    static const int limit = std::max(16, static_cast<int>(std::thread::hardware_concurrency()));
-    return limit;
   }
 
   void Wake() {
@@ -255,7 +198,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     tensorflow::port::ScopedFlushDenormal flush;
     tensorflow::port::ScopedSetRound round(FE_TONEAREST);
     pthread_setname_np(pthread_self(), "intune");
-    current() = pool.get();
+    current_ = pool.get();
     std::unique_lock<std::mutex> lock(pool->mu_);
     --pool->waking_;
     while (true) {
@@ -267,7 +210,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
         pool->Compute(&entry, &tally);
         lock.lock();
         pool->Ended(entry);
-        pool->AddLocked(tally, entry.call.get());
+        pool->costs_.Add(tally, entry.call.get());
         continue;
       }
       Waiter waiter;
@@ -310,7 +253,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   }
 
   void Compute(Entry* entry, Tally* tally) {
-    const Stopwatch watch(AskForCpu());
+    const Stopwatch watch(costs_.Wanted());
     this_call() = {this, std::move(entry->call)};
     if (entry->intra_op >= 0) {
       tensorflow::ScopedPerThreadMaxParallelism scope(entry->intra_op);
@@ -336,77 +279,22 @@ class Pool : public std::enable_shared_from_this<Pool> {
     watch.Stop(&tally);
     elsewhere_.fetch_sub(1, std::memory_order_relaxed);
     std::unique_lock<std::mutex> lock(mu_);
-    AddLocked(tally, mine.call.get());
-    // By the mean: this one may be the first closure of its call or a later one, those are of all kinds.
-    const int others = untimed_.exchange(0, std::memory_order_relaxed);
-    tally_.closures += others;
-    tally_.busy_s += others * mean_s_;
-    tally_.busy_s2 += others * mean_s_ * mean_s_;
-    tally_.cpu_s += others * std::min(mean_s_, mean_cpu_s_);
-  }
-
-  bool AskForCpu() {
-    const int every = cpu_every_.load(std::memory_order_relaxed);
-    return every <= 1 || asked_.fetch_add(1, std::memory_order_relaxed) % every == 0;
-  }
-
-  void AddLocked(const Tally& tally, Call* call) {
-    const double before_s = call == nullptr ? 0.0 : call->busy_s;
-    tally_.closures += tally.closures;
-    tally_.busy_s += tally.busy_s;
-    tally_.busy_s2 += tally.busy_s * (tally.busy_s + 2.0 * before_s);  // (a + b)^2 - a^2
-    if (call != nullptr) call->busy_s += tally.busy_s;
-    timed_ = std::min(timed_ + 1, kMeanOver);
-    mean_s_ += (tally.busy_s - mean_s_) / timed_;
-    if (tally.cpu_s >= 0.0) mean_cpu_s_ += (tally.cpu_s - mean_cpu_s_) / timed_;
-    // Where it was not asked for, the closure is taken to be one like the others.
-    tally_.cpu_s += tally.cpu_s >= 0.0 ? tally.cpu_s : std::min(tally.busy_s, mean_cpu_s_);
-    const bool is_known = timed_ == kMeanOver;
-    cpu_every_.store(is_known && mean_s_ < 0.2 * kShort_s ? 64 : is_known && mean_s_ < kShort_s ? 16 : 1,
-                     std::memory_order_relaxed);
+    costs_.Add(tally, mine.call.get());
+    costs_.AddUntimed();
   }
 
   std::mutex mu_;
   std::deque<Entry> queue_, nested_, hurried_;
   std::vector<Waiter*> idle_;
   std::vector<const void*> ending_;
-  std::atomic<int> limit_{0}, elsewhere_{0}, cpu_every_{1}, asked_{0}, untimed_{0};
+  std::atomic<int> limit_{0}, elsewhere_{0};
   int drain_ = 1, threads_ = 0, waking_ = 0, watchers_ = 0;
   int running_ = 0, hurrying_ = 0, unbound_ = 0, computing_ = 0;
   int64_t ended_ = 0;
   bool stalled_ = false;
-  int timed_ = 0;
-  double stalled_s_ = 0.0, mean_s_ = 0.0, mean_cpu_s_ = 0.0;
+  double stalled_s_ = 0.0;
   Duration patience_ = kIdle;
-  Tally tally_;
-};
-
-// The runner an iterator hands to its input. Copies are cheap: tf.data copies runners with every context.
-class PoolRunner {
- public:
-  PoolRunner(std::shared_ptr<Pool> pool, Runner base, const void* owner, int intra_op)
-      : lane_(std::make_shared<const Lane>(Lane{std::move(pool), std::move(base), owner, intra_op})) {}
-
-  void operator()(Closure fn) const { lane_->pool->Run(std::move(fn), lane_->base, lane_->owner, lane_->intra_op); }
-
-  static bool IsOurs(const Runner& runner) { return runner.target<PoolRunner>() != nullptr; }
-
-  // The runner below all of ours, so that a stage without a limit does not compute on another stage's workers.
-  static const Runner& Base(const Runner& runner) {
-    const PoolRunner* ours = runner.target<PoolRunner>();
-    return ours ? ours->lane_->base : runner;
-  }
-
- private:
-  struct Lane {
-    std::shared_ptr<Pool> pool;
-    Runner base;
-    const void* owner;
-    int intra_op;
-  };
-  std::shared_ptr<const Lane> lane_;
+  Costs costs_;
 };
 
 }  // namespace intune
-
-#endif  // INTUNE_POOL_H_

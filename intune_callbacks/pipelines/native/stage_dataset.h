@@ -1,0 +1,228 @@
+// IntuneStage: what stands behind a stage, inside an interleave's function, or before an interleave.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pass_through.h"
+
+namespace intune {
+
+// What a thread of an interleave reads: told to the pool's counters now and then, and at once when it took long.
+class ReaderClock {
+ public:
+  static ReaderClock& Mine(const Pool* pool) {
+    static thread_local ReaderClock clock;
+    if (clock.pool_ != pool) clock = ReaderClock(pool);
+    return clock;
+  }
+
+  void Add(Pool* pool, double busy_s) {
+    ++read_.closures;
+    read_.busy_s += busy_s;
+    read_.busy_s2 += busy_s * busy_s;
+    if (busy_s < kLong_s && read_.closures < kMost) return;
+    // What the interleave itself did in between is a little, and is never more than was read.
+    const double cpu_s = Seconds(CLOCK_THREAD_CPUTIME_ID);
+    read_.cpu_s = std::min(cpu_s - cpu_s_, read_.busy_s);
+    cpu_s_ = cpu_s;
+    pool->Add(read_);
+    read_ = Tally();
+  }
+
+ private:
+  static constexpr double kLong_s = 50e-6;
+  static constexpr int64_t kMost = 32;
+
+  explicit ReaderClock(const Pool* pool = nullptr) : pool_(pool), cpu_s_(Seconds(CLOCK_THREAD_CPUTIME_ID)) {}
+
+  const Pool* pool_;
+  double cpu_s_;
+  Tally read_;
+};
+
+class StageDataset : public PassThrough {
+ public:
+  StageDataset(OpKernelContext* ctx, const DatasetBase* input, std::string pipeline, std::string stage, int64_t role)
+      : PassThrough(ctx, input), pipeline_(std::move(pipeline)), stage_(std::move(stage)), role_(role) {}
+  std::string DebugString() const override { return "IntuneStage::Dataset"; }
+
+ protected:
+  std::unique_ptr<IteratorBase> MakeIteratorInternal(const std::string& prefix) const override {
+    if (role_ == kBehind) return std::make_unique<Behind>(this, prefix);
+    return std::make_unique<Feeding>(Feeding::Params{this, prefix});
+  }
+  absl::Status AsGraphDefInternal(SerializationContext* ctx, DatasetGraphDefBuilder* b,
+                                  ::tensorflow::Node** output) const override {
+    return Serialize(ctx, b, {{kPipeline, Attr(b, pipeline_)}, {kStage, Attr(b, stage_)}, {kRole, Attr(b, role_)}},
+                     output);
+  }
+
+ private:
+  std::shared_ptr<Stage> Find() const {
+    return stage_.empty() ? nullptr : Registry::Get().Find(pipeline_)->Find(stage_);
+  }
+
+  // Right behind a stage, or behind another dataset that computes. Each element comes by here: what
+  // `DatasetBaseIterator` does for one costs as much as a small function, so this is none of those, and has no node in
+  // tf.data's model either. For the model and its tuner the pipeline is the stock one.
+  class Behind : public IteratorBase {
+   public:
+    Behind(const StageDataset* dataset, std::string prefix) : dataset_(dataset), prefix_(std::move(prefix)) {
+      dataset_->Ref();
+    }
+
+    ~Behind() override {
+      if (stage_) {
+        stage_->Detach(this);
+        stage_->pool->Hurry(this);
+      }
+      input_.reset();  // waits for the closures that are still queued
+      if (stage_) stage_->pool->Gone(this);
+      if (is_bypassed_) node_ = nullptr;  // which is not ours to be removed from the model
+      dataset_->Unref();
+    }
+
+    const DataTypeVector& output_dtypes() const override { return dataset_->output_dtypes(); }
+    const std::vector<PartialTensorShape>& output_shapes() const override { return dataset_->output_shapes(); }
+    const std::string& prefix() const override { return prefix_; }
+    bool SymbolicCheckpointCompatible() const override { return true; }
+
+    absl::Status Initialize(IteratorContext* ctx) override {
+      stage_ = dataset_->Find();
+      if (node_ != nullptr && reader_ != nullptr) {
+        ctx->model()->RemoveNode(node_);
+        node_ = reader_;  // the input's node becomes an input of that one
+        is_bypassed_ = true;
+      }
+      TF_RETURN_IF_ERROR(WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
+        return dataset_->input()->MakeIterator(mine, this, prefix(), &input_);
+      }));
+      input_node_ = (input_.get()->*&PeekIterator::model_node)();
+      if (stage_) stage_->Attach(this, input_node_);
+      return absl::OkStatus();
+    }
+
+    absl::Status GetNext(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {
+      if (!stage_) return unequipped_.GetNext(input_.get(), ctx, element, end);
+      if (stage_->follows_depth()) stage_->Asked(input_node_.get());
+      // The stage keeps the runner it found in the first context, for the threads it starts then.
+      if (equipped_.load(std::memory_order_acquire)) {
+        TF_RETURN_IF_ERROR(input_->GetNext(ctx, element, end));
+      } else {
+        TF_RETURN_IF_ERROR(WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
+          return input_->GetNext(mine, element, end);
+        }));
+        equipped_.store(true, std::memory_order_release);
+      }
+      if (!*end) stage_->Passed(*element);
+      return absl::OkStatus();
+    }
+
+    absl::Status Skip(IteratorContext* ctx, int wanted, bool* end, int* skipped) override {
+      TF_RETURN_IF_ERROR(WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
+        return input_->Skip(mine, wanted, end, skipped);
+      }));
+      if (stage_) stage_->Skipped(*skipped);
+      return absl::OkStatus();
+    }
+
+   protected:
+    std::shared_ptr<model::Node> CreateNode(IteratorContext* ctx, model::Node::Args args) const override {
+      reader_ = args.output;
+      return model::MakeKnownRatioNode(std::move(args), /*ratio=*/1);
+    }
+    absl::Status SaveInternal(SerializationContext* ctx, IteratorStateWriter* writer) override {
+      return SaveInput(ctx, writer, input_);
+    }
+    absl::Status RestoreInternal(IteratorContext* ctx, IteratorStateReader* reader) override {
+      return WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
+        return RestoreInput(mine, reader, input_);
+      });
+    }
+
+   private:
+    struct PeekIterator : IteratorBase {
+      using IteratorBase::model_node;
+    };
+
+    const StageDataset* const dataset_;
+    const std::string prefix_;
+    std::shared_ptr<Stage> stage_;
+    std::unique_ptr<IteratorBase> input_;
+    std::shared_ptr<model::Node> input_node_;
+    mutable std::shared_ptr<model::Node> reader_;  // of the iterator that reads from this one
+    bool is_bypassed_ = false;
+    std::atomic<bool> equipped_{false};
+    Unequipped unequipped_;
+  };
+
+  // What an interleave reads: its input, or the datasets its function makes.
+  class Feeding : public PassThroughIterator<StageDataset> {
+   public:
+    using PassThroughIterator<StageDataset>::PassThroughIterator;
+
+    absl::Status Initialize(IteratorContext* ctx) override {
+      stage_ = dataset()->Find();
+      return WithRunner(ctx, nullptr, this, [&](IteratorContext* mine) {
+        return dataset()->input()->MakeIterator(mine, this, prefix(), &input_);
+      });
+    }
+
+    absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {
+      if (stage_ && dataset()->role_ == kInside) return Read(ctx, element, end);
+      TF_RETURN_IF_ERROR(unequipped_.GetNext(input_.get(), ctx, element, end));
+      if (stage_ && *end) stage_->Ended();
+      return absl::OkStatus();
+    }
+
+   protected:
+    absl::Status SkipInternal(IteratorContext* ctx, int wanted, bool* end, int* skipped) override {
+      return WithRunner(ctx, nullptr, this, [&](IteratorContext* mine) {
+        return input_->Skip(mine, wanted, end, skipped);
+      });
+    }
+
+    absl::Status RestoreInternal(IteratorContext* ctx, IteratorStateReader* reader) override {
+      return WithRunner(ctx, nullptr, this, [&](IteratorContext* mine) {
+        return this->RestoreInput(mine, reader, input_);
+      });
+    }
+
+   private:
+    // One element of a dataset inside an interleave, by one of its threads. Those that open files ahead are not counted
+    // by the interleave's own number either: they read the first few elements, which tf.data's model leaves aside.
+    absl::Status Read(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) {
+      Gate& gate = stage_->gate;
+      bool place = false;
+      const bool is_ahead = read_ < stage_->ahead() && model_node() != nullptr && !model_node()->autotune();
+      ++read_;
+      if (gate.limit() > 0 && !is_ahead) {
+        place = gate.Try();
+        if (!place) {
+          RecordStop(ctx);
+          place = gate.Enter(ctx->cancellation_manager());
+          RecordStart(ctx);
+        }
+      }
+      ReaderClock& clock = ReaderClock::Mine(stage_->pool.get());
+      const double began_s = Seconds(CLOCK_MONOTONIC);
+      const absl::Status status = unequipped_.GetNext(input_.get(), ctx, element, end);
+      const double busy_s = Seconds(CLOCK_MONOTONIC) - began_s;
+      if (place) gate.Leave();
+      clock.Add(stage_->pool.get(), busy_s);
+      return status;
+    }
+
+    std::shared_ptr<Stage> stage_;
+    int64_t read_ = 0;  // of a dataset inside an interleave, which one thread at a time reads
+    Unequipped unequipped_;
+  };
+
+  const std::string pipeline_, stage_;
+  const int64_t role_;
+};
+
+}  // namespace intune
