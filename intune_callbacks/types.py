@@ -48,20 +48,17 @@ class Stage:
         name: unique within the pipeline; a window carries the name of its worker stage plus ``.window``.
         kind: ``cpu`` and ``io`` stages hold workers, ``memory`` stages hold buffered items.
         unit: what `current` counts.
-        low: smallest value it accepts; the present one where a lowered value would not rise again on the running
-            iterator. 0 workers compute in the training loop.
+        low: smallest value it accepts, 0 workers compute in the training loop; the present one where a lowered value
+            would not rise again.
         high: largest value it accepts.
         current: the value now.
         sequential: True when it cannot be replicated (then ``low == high``).
         window_of: for a window, the name of the worker stage whose finished results it bounds.
-        when: ``now`` if a change acts between two batches, ``epoch`` if it acts at the next epoch, ``user`` if only the
-            user's code can make it.
-        knob: how the user writes the value, such as ``DataLoader(num_workers={})``; a window's is one more argument
-            inside the brackets of its worker stage's, per worker, such as ``prefetch_factor={}``. What follows a ``#``
-            is a remark; where there is nothing else, it says who wrote the value instead. Empty where the user has no
-            such way.
-        startup_s: seconds the training loop waits for each worker at the start of each epoch; 0 where workers live on
-            from one epoch to the next, or start beside the training.
+        when: a change acts ``now``, between two batches, or with the next ``epoch``, or is the ``user``'s to make.
+        knob: how the user writes the value, such as ``DataLoader(num_workers={})``; of a window one more argument
+            of its worker stage's, per worker, such as ``prefetch_factor={}``. What follows a ``#`` is a remark or,
+            alone, says who wrote the value instead. Empty where the user has no such way.
+        startup_s: seconds the training loop waits for each worker at each epoch's start; 0 where it waits for none.
     """
 
     name: str
@@ -227,8 +224,7 @@ class Observation:
     Args:
         step: batches seen by the training loop so far.
         at_s: wall clock, seconds.
-        elapsed_s: length of the window, seconds, pauses (validation, checkpoints) taken out; of starts of epochs it has
-            the share that falls on its batches, whether or not one fell into it.
+        elapsed_s: its length, seconds, without pauses (validation, checkpoints), with its share of epoch starts.
         batches: batches delivered in the window.
         samples: samples delivered in the window.
         batches_per_s: delivered batches / `elapsed_s`.
@@ -295,7 +291,7 @@ class Policy(Protocol):
         """Learn that an allocation was left because it was measured to be worse than the best one.
 
         Args:
-            failed: the allocation that was left.
+            failed: the allocation.
             ratio: its throughput / the best one's.
         """
 

@@ -22,8 +22,8 @@ from intune_callbacks.words import percent
 __all__ = ["MOST_HARM", "Net", "Return"]
 
 MOST_HARM, OF_SAVED = 0.02, 0.1
-"""Share of a run's wall time that trials which turn out worse may cost, all of them together, anew from a change of the
-machine on; of the time the run has saved against its start another share may be spent."""
+"""Shares of a run's wall time, anew from a change of the machine on, and of the time it has saved against its start,
+that trials which turn out worse may cost, all of them together."""
 WINDOWS = 20
 """Windows of an allocation that count: older ones belong to another machine."""
 ENOUGH = 2
@@ -94,8 +94,7 @@ class Net:
     """
 
     def __init__(self, trial_s: float = 1.0) -> None:
-        self.permit = Permit(trial_s)
-        self.harm_s = 0.0
+        self.permit, self.harm_s = Permit(trial_s), 0.0
         self._trials: dict[tuple[tuple[str, int], ...], _Trial] = {}
         self._now: _Trial | None = None
         self._best: _Trial | None = None
@@ -105,8 +104,7 @@ class Net:
         self._low = 0
         self._most_harm_s = self._saved_s = self._cpus = 0.0
         # Harm and wall clock when the machine became another one, and how long the one before had lasted.
-        self._forgotten_s = self._begin_s = 0.0
-        self._lasted_s = math.inf
+        self._forgotten_s, self._begin_s, self._lasted_s = 0.0, 0.0, math.inf
         self._totals = StepTotals()
         # What was left last: the windows since are compared with it, for the machine may have been slow meanwhile.
         self._suspect: _Trial | None = None
@@ -120,8 +118,7 @@ class Net:
         now, best = self._now, self._best
         if now is None or best is None:
             return {}
-        is_as_good = len(now.logs) >= ENOUGH and self._gain(now, best) >= -LEAST_MARGIN
-        return dict(now.allocation if is_as_good else best.allocation)
+        return dict((now if len(now.logs) >= ENOUGH and self._gain(now, best) >= -LEAST_MARGIN else best).allocation)
 
     def begin(self, stages: tuple[Stage, ...]) -> None:
         """Take the values of `stages` for the user's own, unless they are known already."""
@@ -207,9 +204,8 @@ class Net:
             return None
         self.permit.failed(now.allocation, best.allocation)
         self._suspect, self._low = now if is_worse else None, 0
-        ratio = math.exp(gain)
-        why = f"back to the best allocation measured: this one gave {percent(ratio)} of its throughput"
-        why += "" if is_worse else " with more workers"
+        ratio, more = math.exp(gain), "" if is_worse else " with more workers"
+        why = f"back to the best allocation measured: this one gave {percent(ratio)} of its throughput{more}"
         return Return(dict(best.allocation), dict(now.allocation), ratio, why)
 
     def again(self) -> tuple[Allocation, str] | None:
@@ -294,13 +290,11 @@ class Net:
     def _charge(self, totals: StepTotals) -> None:
         """Add what the batches since the last window took longer than under the best allocation."""
         before, self._totals = self._totals, totals
-        steps, best, start = totals.steps - before.steps, self._best, self._start
-        now = self._now
+        steps, best, start, now = totals.steps - before.steps, self._best, self._start, self._now
         if start is not None and start.logs and now is not None and now.logs and now is not start:
             self._saved_s += max(0.0, steps * (start.batch_s - now.batch_s))
-        if best is None or now is None or now is best or steps < 0 or not best.logs:
-            return
-        spent_s = totals.wait_s + totals.model_s - before.wait_s - before.model_s
-        harm_s = max(spent_s - steps * best.batch_s, -self.harm_s)
-        self.harm_s += harm_s
-        now.harm_s += harm_s
+        if best is not None and now is not None and now is not best and steps >= 0 and best.logs:
+            spent_s = totals.wait_s + totals.model_s - before.wait_s - before.model_s
+            harm_s = max(spent_s - steps * best.batch_s, -self.harm_s)
+            self.harm_s += harm_s
+            now.harm_s += harm_s

@@ -25,8 +25,7 @@ from intune_callbacks.pipelines.tf_objects import held_bytes, wrappers
 __all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph", "attr", "functions_of"]
 
 LARGEST_COPY_BYTES = 16 * 2**20
-"""Tensors inside the dataset are copied into its graph several times before the training starts: 24 MB took .5 s there,
-128 MB 7 s, 256 MB 19 s."""
+"""Tensors inside the dataset are copied into its graph several times before the first step: 24 MB took .5 s, 256 19."""
 DATASET_OP = re.compile(r"Dataset(V\d+)?$")
 # These hold state of their own, or hand it to functions: two of them in parallel could change the result.
 RANDOM_DATASETS = ("RandomDataset", "ShuffleDataset", "ShuffleAndRepeatDataset", "SamplingDataset", "GeneratorDataset")
