@@ -13,6 +13,7 @@ from fakes import observation
 from intune_callbacks.record import history as history_module
 from intune_callbacks.record.before_after import describe
 from intune_callbacks.record.history import Decision, History
+from intune_callbacks.record.report import Report
 from intune_callbacks.types import Stage, StageRates
 
 STAGE = Stage("decode", "cpu", "workers", 1, 8, 2)
@@ -99,16 +100,16 @@ def test_describe_takes_medians_and_the_last_allocation() -> None:
     windows = [observation([STAGE], samples_per_s=rate, batches=20) for rate in (100.0, 300.0, 110.0)]
     windows.append(observation([replace(STAGE, current=5)], samples_per_s=120.0, wait_frac=0.9))
     told = describe(windows)
-    assert told["throughput_samples_per_s"] == 115.0
-    assert told["wait_frac"] == 0.5
-    assert told["allocation"] == {"decode": 5}
-    assert told["verdict"] == "input-bound"
-    assert told["windows"] == 4
+    assert told.throughput_samples_per_s == 115.0
+    assert told.wait_frac == 0.5
+    assert told.allocation == {"decode": 5}
+    assert told.verdict == "input-bound"
+    assert told.windows == 4
 
 
 def test_describe_nothing() -> None:
     told = describe([])
-    assert told["verdict"] == "too short"
-    assert told["throughput_samples_per_s"] is None
-    assert told["allocation"] == {}
-    json.dumps(told, allow_nan=False)
+    assert told.verdict == "too short"
+    assert told.throughput_samples_per_s is None
+    assert told.allocation == {}
+    json.dumps(Report(after=told).to_json(), allow_nan=False)

@@ -13,7 +13,8 @@ from fakes import Work
 from page_runs import make_run
 
 from intune_callbacks.record import history
-from intune_callbacks.record.report import end_card
+from intune_callbacks.record.card import end_card
+from intune_callbacks.record.report import Report
 from intune_callbacks.show.page.html import comparison_html, page_html
 from intune_callbacks.show.page.plot import Plot
 from intune_callbacks.show.page.runs import Run, read
@@ -99,7 +100,7 @@ def words(text: str) -> str:
 @pytest.mark.parametrize(("mode", "model_s"), [("tune", 0.02), ("tune", 0.5), ("advise", 0.02), ("observe", 0.02)])
 def test_the_verdict_comes_first_in_the_words_of_the_end_card(tmp_path: Path, mode: str, model_s: float) -> None:
     page, report = page_of(tmp_path, mode=mode, model_s=model_s)
-    card = [line[8:].strip() for line in end_card(report).splitlines()]
+    card = [line[8:].strip() for line in end_card(Report.from_json(report)).splitlines()]
     first, facts = re.split(r"\s{2,}", card[0], maxsplit=1)
     text = page.text.split("Before and after")[0]
     for line in (first, facts, *(told for told in card[1:] if told in (report["why"], report["next"]))):

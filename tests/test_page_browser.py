@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from page_runs import make_run
 
+from intune_callbacks.record.card import headline
+from intune_callbacks.record.report import Report
 from intune_callbacks.show.page.commands import at_the_end
-from intune_callbacks.words import headline
 
 ROOT = Path(__file__).parent.parent
 NEEDED = os.environ.get("INTUNE_TEST_BROWSER") == "1"
@@ -141,8 +142,8 @@ def test_all_plots_of_a_real_run_are_drawn(visit: Any, real_run: Any) -> None:
         # A flat line is short, and drawn all the same.
         lines = [line.get_attribute("d") or "" for line in place.locator(".scatterlayer path").all()]
         assert any(set(line) & set("LHVCA") for line in lines), lines
-    assert opened.page.inner_text("h1") == headline(real_run[1])
-    assert "INPUT-BOUND" in headline(real_run[1])
+    assert opened.page.inner_text("h1") == headline(Report.from_json(real_run[1]))
+    assert "INPUT-BOUND" in headline(Report.from_json(real_run[1]))
     assert opened.page.locator("#throughput .points path").count() >= real_run[1]["changes"]
     opened.keep("real-light", full_page=True)
 

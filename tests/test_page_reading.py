@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from page_runs import make_run
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.record.report import end_card
+from intune_callbacks.record.card import end_card
 from intune_callbacks.show.page import parts
 from intune_callbacks.show.page.columns import averaged, columns_of, thin
 from intune_callbacks.show.page.figures import draw
@@ -41,11 +41,11 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path) -> Non
     assert len(run.lines) == 59
     assert any("1 line of history.jsonl could not be read" in note for note in run.notes)
     assert any("no whole report.json" in note for note in run.notes)
-    assert run.report["changes"] == report["changes"]
-    assert run.report["before"]["allocation"] == report["before"]["allocation"]
-    first, found = report["before"]["throughput_samples_per_s"], run.report["before"]["throughput_samples_per_s"]
+    assert run.report.changes == report["changes"]
+    assert run.report.before.allocation == report["before"]["allocation"]
+    first, found = report["before"]["throughput_samples_per_s"], run.report.before.throughput_samples_per_s
     assert found == pytest.approx(first, rel=0.2)
-    assert {s["name"]: s["unit"] for s in run.report["stages"]} == {s["name"]: s["unit"] for s in report["stages"]}
+    assert {s.name: s.unit for s in run.report.stages} == {s["name"]: s["unit"] for s in report["stages"]}
     assert "NOT FINISHED" in everything(run)
     assert end_card(run.report).startswith("InTune  NOT FINISHED")
 
@@ -93,7 +93,7 @@ def test_ranks_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(report | {"auc": 0.75}))
     runs = read(tmp_path)
     assert [run.rank for run in runs] == [0, 2, 10]
-    assert runs[0].report["auc"] == 0.75
+    assert runs[0].report.auc == 0.75
 
 
 def test_a_wrong_folder_is_named_and_the_right_one_suggested(tmp_path: Path) -> None:

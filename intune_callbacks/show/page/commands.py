@@ -8,9 +8,10 @@ import webbrowser
 from pathlib import Path
 
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.record.report import end_card
+from intune_callbacks.record.card import end_card
+from intune_callbacks.record.history import HISTORY
 from intune_callbacks.show.page.html import comparison_html, page_html, plotly_source, write
-from intune_callbacks.show.page.runs import HISTORY, read
+from intune_callbacks.show.page.runs import read
 from intune_callbacks.show.page.sides import Row, two_runs
 
 __all__ = ["PAGE", "at_the_end", "compare", "comparison_text", "report"]

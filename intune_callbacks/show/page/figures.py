@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from intune_callbacks.record.report import Report
 from intune_callbacks.show.page.columns import Column, RunColumns, averaged, thin
 from intune_callbacks.show.page.plot import DASHES, Figure, Plot, colour, marks, seams
-from intune_callbacks.words import number
 
 __all__ = ["Drawing", "draw", "draw_together"]
 
@@ -36,12 +36,12 @@ class Drawing:
     unit: str
 
 
-def draw(course: RunColumns, report: Mapping[str, Any]) -> Drawing:
+def draw(course: RunColumns, report: Report) -> Drawing:
     """Return the plots of a run.
 
     Args:
         course: of at least one decision.
-        report: whole, as `runs.read` gives it.
+        report: of the same run.
     """
     machine, eventful = course.machine, course.eventful
     speed, wait, used = (machine[name] for name in ("samples_per_s", "wait_frac", "memory_used_bytes"))
@@ -75,7 +75,7 @@ def draw(course: RunColumns, report: Mapping[str, Any]) -> Drawing:
         ),
         *plot.figure("wait", "Data wait, share of the time", [blocked, idle], over_wait, share=True, wide=True),
         *_stages(plot, course, report, some),
-        *_machine(plot, course, number(report["memory"].get("soft_limit_frac")), some),
+        *_machine(plot, course, report.memory.soft_limit_frac, some),
     ]
     return Drawing(tuple(figures), columns, tuple(kept), len(shown), plot.unit)
 
@@ -105,9 +105,9 @@ def draw_together(courses: Mapping[str, RunColumns]) -> Drawing:
     return Drawing(tuple(figures), columns, (), 0, plot.unit)
 
 
-def _stages(plot: Plot, course: RunColumns, report: Mapping[str, Any], some: Sequence[int]) -> list[Figure]:
-    workers = [stage["name"] for stage in report["stages"] if stage["unit"] == "workers"] or list(course.busy)
-    window_of = {stage["name"]: stage["window_of"] for stage in report["stages"]}
+def _stages(plot: Plot, course: RunColumns, report: Report, some: Sequence[int]) -> list[Figure]:
+    workers = [stage.name for stage in report.stages if stage.unit == "workers"] or list(course.busy)
+    window_of = {stage.name: stage.window_of for stage in report.stages}
     paint = {name: colour(index) for index, name in enumerate(workers)}
     buffers = [name for name in course.allocation if name not in paint]
 

@@ -13,11 +13,12 @@ from typing import Any
 from intune_callbacks import __version__
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.record.files import write_whole
+from intune_callbacks.record.history import HISTORY
 from intune_callbacks.show.page import parts
 from intune_callbacks.show.page.columns import RunColumns, columns_of
 from intune_callbacks.show.page.figures import Drawing, draw, draw_together
 from intune_callbacks.show.page.plot import SIGNS
-from intune_callbacks.show.page.runs import HISTORY, Run
+from intune_callbacks.show.page.runs import Run
 from intune_callbacks.show.page.sides import before_and_after, two_runs
 
 __all__ = ["comparison_html", "page_html", "plotly_source", "write"]

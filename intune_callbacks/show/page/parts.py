@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from statistics import median
-from typing import Any
 
-from intune_callbacks.record.report import also
-from intune_callbacks.record.whole_run import whole_run
+from intune_callbacks.record.card import headline, in_short, said, tone
+from intune_callbacks.record.report import Report, StageRow
 from intune_callbacks.show.page.columns import RunColumns
 from intune_callbacks.show.page.plot import SIGNS, Figure
 from intune_callbacks.show.page.runs import Run
@@ -18,18 +17,12 @@ from intune_callbacks.words import (
     amount,
     duration,
     four_digits,
-    headline,
-    in_short,
-    number,
     percent,
     quantity,
     ratio,
-    reason_why,
     setting,
     short_percent,
     stage_value,
-    tone,
-    warm_start,
 )
 
 __all__ = ["boxes", "decisions", "facts", "hints", "notes", "plots", "ranks", "table", "verdict"]
@@ -42,16 +35,7 @@ LATELY = 20
 def verdict(run: Run, name: str) -> str:
     """Return the head of the page: what was found, why, and what to do, in the words of the end card."""
     report = run.report
-    said = {"why": reason_why(report), "cause": str(report["cause"])}
-    said["whole"] = whole_run(report)
-    said["also"] = "\n".join(also(report))
-    if isinstance(report["ranks"], dict):
-        said["ranks"] = str(report["ranks"].get("line", ""))
-    if report["frozen"]:
-        said["frozen"] = str(report["frozen"])
-    said["warm"] = warm_start(report["warm_start"])
-    said["next"] = str(report["next"])
-    rows = "".join(f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in said.items() if text)
+    rows = "".join(f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in said(report).items() if text)
     head = escape(headline(report)).replace("-&gt;", "<span class=arrow>-&gt;</span>")
     return (
         f'<p class=run>InTune <b>{escape(name)}</b></p><h1 class="{tone(report)}">{head}</h1>'
@@ -75,46 +59,46 @@ def table(rows: Sequence[Row], first: str, second: str) -> str:
 def boxes(run: Run, course: RunColumns) -> str:
     """Return the pipeline in its order, each stage with its numbers, and a mark where the bottleneck is."""
     report = run.report
-    stages = report["stages"]
-    windows = {stage["window_of"]: stage for stage in stages if stage["window_of"] is not None}
-    shown = [stage for stage in stages if stage["window_of"] is None]
+    stages = report.stages
+    windows = {stage.window_of: stage for stage in stages if stage.window_of is not None}
+    shown = [stage for stage in stages if stage.window_of is None]
     if not shown:
         return "<p class=quiet>No stage of this pipeline can be resized.</p>"
-    limits = {side: report[side]["stage"] for side in ("before", "after") if report[side]["verdict"] == "input-bound"}
+    sides = report.before, report.after
+    first_limit, limit = (side.stage if side.verdict == "input-bound" else None for side in sides)
     made = []
     for stage in shown:
-        name = stage["name"]
-        now, first = limits.get("after") == name, limits.get("before") == name
+        name = stage.name
+        now, first = limit == name, first_limit == name
         flag = "bottleneck" if now else "bottleneck at first" if first else ""
-        lines = [("workers" if stage["unit"] == "workers" else "depth", _moved(stage))]
+        lines = [("workers" if stage.unit == "workers" else "depth", _moved(stage))]
         if name in windows:
             lines.append(("window", _moved(windows[name])))
         bars = [("busy", _lately(course.busy.get(name))), ("queue", _lately(course.fill.get(name)))]
         made.append(_box(name, "now" if now else "first" if first else "", flag, lines, bars))
     fed = tone(report) == "good"
-    steps = [("a step", quantity(report["after"]["model_s"], "ms"))]
-    waits = [("waits", number(report["after"]["wait_frac"]))]
-    limited = report["after"]["verdict"] == "compute-bound"
+    steps = [("a step", quantity(report.after.model_s, "ms"))]
+    waits = [("waits", report.after.wait_frac)]
+    limited = report.after.verdict == "compute-bound"
     made.append(_box("model", "model" if fed else "", "bottleneck" if limited else "", steps, waits))
     return f"<ol class=pipeline>{''.join(made)}</ol>"
 
 
 def ranks(runs: Sequence[Run]) -> str:
     """Return a table of the ranks, the one that keeps the others waiting marked."""
-    told = runs[0].report["ranks"]
-    told = told if isinstance(told, dict) else {}
+    told = runs[0].report.ranks or {}
     rows = []
     for run in runs:
-        after, late = run.report["after"], told.get("straggler") == run.rank
+        after, late = run.report.after, told.get("straggler") == run.rank
         waits = told.get("wait_s")
         wait_s = waits[run.rank] if isinstance(waits, list) and run.rank is not None and run.rank < len(waits) else None
         cells = [
-            quantity(after["throughput_samples_per_s"], ""),
-            quantity(after["wait_frac"], "%"),
+            quantity(after.throughput_samples_per_s, ""),
+            quantity(after.wait_frac, "%"),
             quantity(wait_s, "ms"),
-            quantity(after["model_s"], "ms"),
-            amount(run.report["changes"]),
-            allocation_line(run.report, "current"),
+            quantity(after.model_s, "ms"),
+            amount(run.report.changes),
+            allocation_line(run.report),
         ]
         name = f"rank {run.rank}{' <b>straggler</b>' if late else ''}"
         row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
@@ -170,27 +154,26 @@ def decisions(course: RunColumns) -> str:
     return f"<details><summary>{len(found)} eventful of {len(course)} decisions</summary>{shown}</details>"
 
 
-def hints(report: Mapping[str, Any]) -> str:
+def hints(report: Report) -> str:
     """Return what can be seen of the user's pipeline without running it, each with the line to write instead."""
     made = []
-    for hint in report["hints"]:
-        if isinstance(hint, dict) and hint.get("what"):
-            line = f"<br><code>{escape(str(hint['line']))}</code>" if hint.get("line") else ""
-            made.append(f"<li>{escape(str(hint['what']))}{line}</li>")
+    for hint in report.hints:
+        line = f"<br><code>{escape(hint.line)}</code>" if hint.line else ""
+        made.append(f"<li>{escape(hint.what)}{line}</li>")
     return f"<ul class=notes>{''.join(made)}</ul>" if made else ""
 
 
-def facts(report: Mapping[str, Any]) -> str:
+def facts(report: Report) -> str:
     """Return mode, policy, settings with where they came from, and versions, as pairs."""
-    found = {"mode": f"{report['mode']} (from {report['mode_source']})", "policy": str(report["policy"])}
-    found |= {str(name): setting(given) for name, given in report["settings"].items() if name not in found}
-    soft = number(report["memory"].get("soft_limit_frac"))
+    found = {"mode": f"{report.mode} (from {report.mode_source})", "policy": report.policy or "not known"}
+    found |= {str(name): setting(given) for name, given in report.settings.items() if name not in found}
+    soft = report.memory.soft_limit_frac
     if soft is not None and "memory_soft_limit" not in found:
         found["memory soft limit"] = f"{quantity(soft, '%')} of the limit"
-    found |= {"steps": amount(report["steps"]), "samples": amount(report["samples"])}
-    if number(report["auc"]) is not None:
-        found["test AUC"] = four_digits(report["auc"])
-    found |= {str(name): str(version) for name, version in report["versions"].items()}
+    found |= {"steps": amount(report.steps), "samples": amount(report.samples)}
+    if report.auc is not None:
+        found["test AUC"] = four_digits(report.auc)
+    found |= {str(name): str(version) for name, version in report.versions.items()}
     pairs = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in found.items())
     return f"<dl class=facts>{pairs}</dl>"
 
@@ -202,7 +185,7 @@ def notes(texts: Iterable[str]) -> str:
 
 
 def _box(
-    name: str, tone: str, flag: str, lines: Iterable[tuple[str, str]], bars: Iterable[tuple[str, float | None]]
+    name: str, kind: str, flag: str, lines: Iterable[tuple[str, str]], bars: Iterable[tuple[str, float | None]]
 ) -> str:
     told = "".join(f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in lines)
     for key, share in bars:
@@ -211,11 +194,11 @@ def _box(
             bar = f'<i class=bar><i style="width:{short_percent(shown)}"></i></i>'
             told += f"<div><dt>{key}</dt><dd>{bar}{percent(shown)}</dd></div>"
     mark = f"<b class=flag>{flag}</b>" if flag else ""
-    return f'<li class="{tone}">{mark}<h3>{escape(name)}</h3><dl>{told}</dl></li>'
+    return f'<li class="{kind}">{mark}<h3>{escape(name)}</h3><dl>{told}</dl></li>'
 
 
-def _moved(stage: Mapping[str, Any]) -> str:
-    first, last = stage_value(stage["first"]), stage_value(stage["current"])
+def _moved(stage: StageRow) -> str:
+    first, last = stage_value(stage.first), stage_value(stage.current)
     return last if first == last else f"{first}{PAGE_ARROW}{last}"
 
 
