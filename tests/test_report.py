@@ -17,7 +17,7 @@ from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.record.card import card_rows, end_card
 from intune_callbacks.record.findings import build_report
-from intune_callbacks.record.report import Report, StageRow, Whole, write_report
+from intune_callbacks.record.report import Report, Span, StageRow, write_report
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Hint
 
@@ -57,12 +57,17 @@ def test_what_is_missing_or_foreign_in_a_file_is_left_at_its_default() -> None:
     assert kept.to_json() == told | {"skipped_rows": 3, "pipeline": None}
     broken = {"changes": "many", "why": None, "before": [], "wall_s": math.nan, "settled_after_s": True, "mode": 3}
     report = Report.from_json(
-        told | broken | {"stages": [{"name": "read", "low": "x"}, 7], "causes": [{"kind": "cpu"}]}
+        told
+        | broken
+        | {
+            "stages": [told["stages"][0] | {"high": 9.0, "first": "x"}, {"name": "read"}, 7],
+            "causes": [{"kind": "cpu"}],
+        }
     )
     empty = Report()
     for key in broken:
         assert getattr(report, key) == getattr(empty, key), key
-    assert (report.stages, report.causes) == ((StageRow("read"),), ())
+    assert (report.stages, report.causes) == ((replace(kept.stages[0], high=9, first=None),), ())
     assert report.after == kept.after
     assert Report.from_json({}) == empty
 
@@ -190,7 +195,7 @@ def test_more_cpus_are_not_advised_where_they_are_idle() -> None:
     assert "CPUs" not in card.replace("more CPUs do not help", "") and "headroom" not in card
 
 
-WHOLE = Whole(
+WHOLE = Span(
     *(30000, None, 20.0, 1.0, 9.0), epochs=6, throughput_samples_per_s=800.0, wait_frac=0.4, first_batch_s=1.25
 )
 
@@ -356,7 +361,7 @@ def test_the_card_names_the_files_that_were_written(tmp_path: Path) -> None:
 
 def test_a_window_is_shown_where_it_alone_changed() -> None:
     def row(name: str, first: int, current: int, window_of: str | None = None) -> StageRow:
-        return StageRow(name, first=first, current=current, window_of=window_of)
+        return StageRow(name, "cpu", "workers", 1, 99, current, window_of=window_of, first=first)
 
     stages = (
         row("read", 1, 8),

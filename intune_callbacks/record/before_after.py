@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from intune_callbacks.measure.measured import measured
 from intune_callbacks.measure.verdict import settle
 from intune_callbacks.measure.wait import StepTotals
-from intune_callbacks.record.report import Side, Span, Whole
+from intune_callbacks.record.report import Side, Span
 from intune_callbacks.types import Observation
 from intune_callbacks.words import six_digits
 
@@ -115,7 +115,7 @@ class BeforeAfter:
             return describe(self.after, (self._last_change, self.now))
         return describe(self.after, (self._change_before, self._last_change))
 
-    def whole(self) -> Whole:
+    def whole(self) -> Span:
         """Return `figures` of the whole run, all rates over the whole wall."""
         totals = self.now.totals
         rates = {
@@ -123,7 +123,7 @@ class BeforeAfter:
             "throughput_batches_per_s": _rate(totals.steps, totals.wall_s),
             "wait_frac": _rate(totals.wait_s, totals.wall_s),
         }
-        return Whole(**asdict(figures(Mark(), self.now)) | rates, first_batch_s=six_digits(totals.first_batch_s))
+        return replace(figures(Mark(), self.now), **rates, first_batch_s=six_digits(totals.first_batch_s))
 
 
 def describe(observations: Sequence[Observation], span: tuple[Mark, Mark] | None = None) -> Side:

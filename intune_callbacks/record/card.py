@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from intune_callbacks.measure.advice import KEPT
-from intune_callbacks.record.report import REPORT, Report, Side, StageRow, Whole
+from intune_callbacks.record.report import REPORT, Report, Side, Span, StageRow
 from intune_callbacks.words import (
     ARROW,
     SLOWER,
@@ -101,7 +101,7 @@ def headline(report: Report) -> str:
 
 def in_short(report: Report) -> str:
     """Return what stands beside the verdict: the whole run's speed and length, and what was done in it."""
-    rate, length = (report.whole or Whole()).throughput_samples_per_s, duration(report.wall_s)
+    rate, length = (report.whole or Span()).throughput_samples_per_s, duration(report.wall_s)
     told = [f"{amount(rate)} samples/s in {length}" if rate is not None else length]
     told.append(count(report.changes, "change") if report.changes else "nothing was changed")
     if report.settled_after_s is not None:
@@ -122,7 +122,7 @@ def _why(report: Report) -> str:
 
 def _whole(report: Report) -> str:
     """The whole run in a line, and where it was slower than while it ran, why; nothing where it is not known."""
-    whole = report.whole or Whole()
+    whole = report.whole or Span()
     rate = whole.throughput_samples_per_s
     if rate is None:
         return ""
@@ -134,7 +134,7 @@ def _whole(report: Report) -> str:
     return "\n".join(["   ".join(parts), *_apart(report, whole, rate)])
 
 
-def _apart(report: Report, whole: Whole, rate: float) -> list[str]:
+def _apart(report: Report, whole: Span, rate: float) -> list[str]:
     """The speed while it runs beside the whole run's, where they are more than a tenth apart, and what lies between."""
     rates = [report.after.running_samples_per_s, report.after.throughput_samples_per_s]
     running = max((known for known in rates if known is not None), default=None)

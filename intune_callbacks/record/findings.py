@@ -11,7 +11,7 @@ from intune_callbacks.measure.advice import to_set
 from intune_callbacks.measure.cause import Cause, Evidence, advice, causes
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.predict import WORTH, Advice
-from intune_callbacks.record.report import Report, Whole
+from intune_callbacks.record.report import Report, Span
 from intune_callbacks.record.versions import versions
 from intune_callbacks.words import SLOWER, amount, changed, count, ratio
 
@@ -80,7 +80,7 @@ def _measured(seen: Measured | None, whole: Mapping[str, Any]) -> Measured | Non
 
 
 def _evidence(summary: Report) -> Evidence:
-    whole = asdict(summary.whole or Whole())
+    whole = asdict(summary.whole or Span())
     return Evidence(
         hints=summary.hints,
         whole={"steps": summary.steps} | {key: value for key, value in whole.items() if value is not None},

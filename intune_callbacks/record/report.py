@@ -12,12 +12,14 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 from intune_callbacks.measure.cause import Cause
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.record.files import write_whole
-from intune_callbacks.types import Hint
+from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import number
 
-__all__ = ["REPORT", "Memory", "Report", "Side", "Span", "StageRow", "Whole", "write_report"]
+__all__ = ["REPORT", "Memory", "Report", "Side", "Span", "StageRow", "write_report"]
 
 REPORT = "report.json"
+MEDIANS = ("throughput_samples_per_s", "throughput_batches_per_s", "wait_frac")
+"""Known of windows as well as of a span; what only a span has is not there without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Span:
         throughput_batches_per_s: the same in batches.
         running_samples_per_s: over the wall without pauses and starts of epochs.
         wait_frac: share of the time waited for data, 0..1.
+        first_batch_s: seconds to the first batch; of a whole run only.
     """
 
     samples: int | None = None
@@ -47,16 +50,6 @@ class Span:
     throughput_batches_per_s: float | None = None
     running_samples_per_s: float | None = None
     wait_frac: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Whole(Span):
-    """The whole run.
-
-    Args:
-        first_batch_s: seconds to the first batch.
-    """
-
     first_batch_s: float | None = None
 
 
@@ -91,41 +84,17 @@ class Side(Span):
     headroom: float | None = None
     why: str = ""
     measured: Measured | None = None
-    NOT_NULL: ClassVar = {
-        *("samples", "steps", "wall_s", "paused_s", "seam_s", "epochs", "running_samples_per_s", "measured")
-    }
+    NOT_NULL: ClassVar = {*Span.__dataclass_fields__, "measured"} - {*MEDIANS}
 
 
 @dataclass(frozen=True, slots=True)
-class StageRow:
-    """One number of the pipeline, as `intune_callbacks.types.Stage` has it at the end.
+class StageRow(Stage):
+    """One number of the pipeline, as it was at the end.
 
     Args:
-        name: unique within the pipeline.
-        kind: ``cpu``, ``io`` or ``memory``.
-        unit: ``workers``, ``items`` or ``MiB``.
-        low: smallest value it accepts.
-        high: largest value it accepts.
-        current: the value at the end.
-        sequential: True when it cannot be replicated.
-        window_of: for a window, the worker stage whose results it bounds.
-        when: a change acts.
-        knob: how the user writes the value.
-        startup_s: seconds the training loop waits for each worker at the start of each epoch.
-        first: the value at the start of the run.
+        first: its value at the start of the run; None where unknown.
     """
 
-    name: str = "?"
-    kind: str = "cpu"
-    unit: str = "workers"
-    low: int = 0
-    high: int = 0
-    current: int | None = None
-    sequential: bool = False
-    window_of: str | None = None
-    when: str = "now"
-    knob: str = ""
-    startup_s: float = 0.0
     first: int | None = None
 
 
@@ -188,7 +157,7 @@ class Report:
     causes: tuple[Cause, ...] = ()
     advice: Mapping[str, Any] | None = None
     hints: tuple[Hint, ...] = ()
-    whole: Whole | None = None
+    whole: Span | None = None
     mode: str = "not known"
     mode_source: str = "not known"
     settings: Mapping[str, Any] = field(default_factory=dict)

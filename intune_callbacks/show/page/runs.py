@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.record.history import HISTORY, Tail
@@ -138,7 +138,8 @@ def _row(name: str, first: Any, current: Any, rates: object) -> StageRow:
     is_window = name.endswith(".window")
     has_workers = not is_window and (not isinstance(rates, dict) or name in rates)
     window_of = name.removesuffix(".window") if is_window else None
-    return StageRow(name, unit="workers" if has_workers else "items", window_of=window_of, first=first, current=current)
+    unit: Literal["workers", "items"] = "workers" if has_workers else "items"
+    return StageRow(name, "cpu", unit, 0, 0, current, window_of=window_of, first=first)
 
 
 def _side(lines: Sequence[dict[str, Any]], allocation: dict[str, Any]) -> Side:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intune_callbacks.record.card import headline
-from intune_callbacks.record.report import Report, Side, Span, StageRow, Whole
+from intune_callbacks.record.report import Report, Side, Span, StageRow
 from intune_callbacks.show.page.runs import Run
 from intune_callbacks.words import (
     NOTHING,
@@ -88,7 +88,7 @@ def two_runs(first: Run, second: Run) -> list[Row]:
     """Return all figures of two runs, and of their settings and versions those that differ."""
     one, other = first.report, second.report
     rows = [Row("verdict", headline(one), headline(other), "", "verdict"), *measured(one.after, other.after)]
-    rows += _rows(OF_ALL, one.whole or Whole(), other.whole or Whole(), "whole run")
+    rows += _rows(OF_ALL, one.whole or Span(), other.whole or Span(), "whole run")
     left, right = ({_named(stage): _with_window(stage, r, "current") for stage in _shown(r)} for r in (one, other))
     for name in dict.fromkeys([*left, *right]):
         rows.append(Row(name, left.get(name, NOTHING), right.get(name, NOTHING), "", "allocation"))
