@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,19 @@ from page_runs import make_run
 
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.record.card import end_card
-from intune_callbacks.show.page import parts
-from intune_callbacks.show.page.columns import averaged, columns_of, thin
-from intune_callbacks.show.page.figures import draw
+from intune_callbacks.show.page import html
+from intune_callbacks.show.page.columns import averaged, thin
 from intune_callbacks.show.page.runs import Run, read
-from intune_callbacks.show.page.sides import before_and_after, two_runs
+from intune_callbacks.show.page.sides import two_runs
+
+pytest.importorskip("jinja2")
 
 
 def everything(run: Run) -> str:
-    """All of a page but plotly."""
-    course = columns_of(run.lines)
-    text = parts.verdict(run, "run") + parts.table(before_and_after(run.report), "before", "after")
-    text += parts.boxes(run, course) + parts.decisions(course) + parts.facts(run.report) + parts.ranks([run])
-    if len(course):
-        drawing = draw(course, run.report)
-        json.dumps([drawing.columns, [figure.spec for figure in drawing.figures]], allow_nan=False)
-        text += parts.plots(drawing.figures)
-    return text
+    """The page of a run, and of the same as two ranks, without plotly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "_plotly_source", lambda: "")
+        return html.page_html([run]) + html.page_html([replace(run, rank=rank) for rank in range(2)])
 
 
 def test_a_run_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path) -> None:

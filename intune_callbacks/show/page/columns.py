@@ -55,6 +55,11 @@ class Event:
     refused: str
     effect: float | None
 
+    @property
+    def told(self) -> tuple[str, str, str]:
+        """What is told of it, in the order in which it is read; empty where there is nothing to say."""
+        return self.change, self.reason, f"refused: {self.refused}" if self.refused else ""
+
 
 @dataclass(frozen=True, slots=True)
 class RunColumns:
