@@ -64,7 +64,7 @@ def test_without_a_package_the_card_is_printed_and_the_line_of_pip(
     for name in ("plotly", "jinja2"):
         pytest.importorskip(name)
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setitem(sys.modules, "plotly.offline", None if package == "plotly" else sys.modules["plotly"])
+    monkeypatch.delitem(sys.modules, f"{package}.offline", raising=False)
     report = make_run(tmp_path)
     assert cli.main(["report", str(tmp_path)]) == 2
     printed = capsys.readouterr()

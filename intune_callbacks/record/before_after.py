@@ -118,7 +118,7 @@ class BeforeAfter:
     def whole(self) -> Span:
         """Return `figures` of the whole run, all rates over the whole wall."""
         totals = self.now.totals
-        rates = {
+        rates: dict[str, Any] = {
             "throughput_samples_per_s": _rate(self.now.samples, totals.wall_s),
             "throughput_batches_per_s": _rate(totals.steps, totals.wall_s),
             "wait_frac": _rate(totals.wait_s, totals.wall_s),

@@ -48,14 +48,17 @@ def build_report(
     told = _advised(summary, _advice(summary, after, known), last, after)
     slower = _slower(summary, before, after)
     if slower is not None:
-        found = {"verdict": SLOWER, "why": slower, "cause": _because(last), "next": _remedy(summary), "advice": None}
+        verdict, why, cause, do, told = SLOWER, slower, _because(last), _remedy(summary), None
     else:
+        verdict, why, do = summary.after.verdict, summary.before.why, _next(summary, note, last, told)
         cause = _because(first) if summary.before.verdict == "input-bound" else ""
-        found = {"verdict": summary.after.verdict, "why": summary.before.why, "cause": cause}
-        found |= {"next": _next(summary, note, last, told), "advice": told}
     return replace(
         summary,
-        **found,
+        verdict=verdict,
+        why=why,
+        cause=cause,
+        next=do,
+        advice=told,
         causes=tuple(replace(cause, gain=round(cause.gain, 3)) for cause in last),
         before=replace(summary.before, measured=None),
         after=replace(summary.after, measured=None),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from intune_callbacks.measure.cause import Cause
 from intune_callbacks.measure.measured import Measured
@@ -18,8 +18,6 @@ from intune_callbacks.words import number
 __all__ = ["REPORT", "Memory", "Report", "Side", "Span", "StageRow", "write_report"]
 
 REPORT = "report.json"
-MEDIANS = ("throughput_samples_per_s", "throughput_batches_per_s", "wait_frac")
-"""Known of windows as well as of a span; what only a span has is not there without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,6 @@ class Side(Span):
     headroom: float | None = None
     why: str = ""
     measured: Measured | None = None
-    NOT_NULL: ClassVar = {*Span.__dataclass_fields__, "measured"} - {*MEDIANS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +175,6 @@ class Report:
     ranks: Mapping[str, Any] | None = None
     warm_start: Mapping[str, Any] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
-    NOT_NULL: ClassVar = {"ranks", "warm_start"}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Report:
@@ -192,6 +188,14 @@ class Report:
         told: dict[str, Any] = _plain(self)
         more: dict[str, Any] = told.pop("more")
         return told | more
+
+
+MEDIANS = {"throughput_samples_per_s", "throughput_batches_per_s", "wait_frac"}
+NOT_NULL: dict[type, set[str]] = {
+    Report: {"ranks", "warm_start"},
+    Side: {*Span.__dataclass_fields__, "measured"} - MEDIANS,
+}
+"""What is not there at all where it is None: of a side, what is known of a span only and not of single windows."""
 
 
 def write_report(directory: str | Path, report: Report) -> Path:
@@ -212,7 +216,7 @@ def write_report(directory: str | Path, report: Report) -> Path:
 def _plain(value: Any) -> Any:
     """As JSON has it; a field that is None is a null, those of `NOT_NULL` are not there then."""
     if is_dataclass(value):
-        not_null = getattr(value, "NOT_NULL", ())
+        not_null = NOT_NULL.get(type(value), ())
         told = {one.name: getattr(value, one.name) for one in fields(value)}
         return {name: _plain(one) for name, one in told.items() if one is not None or name not in not_null}
     if isinstance(value, Mapping):

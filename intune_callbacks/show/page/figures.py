@@ -72,7 +72,7 @@ def _stages(plots: Plots, course: RunColumns, report: Report) -> list[Sign]:
     window_of = {stage.name: stage.window_of for stage in report.stages if stage.window_of in workers}
     others = [name for name in course.allocation if name not in workers]
     own = [*workers, *(name for name in others if name not in window_of)]
-    look = {
+    look: dict[str, Any] = {
         name: {"colour": COLOURS[at % len(COLOURS)], "dash": [*DASHES][at // len(COLOURS) % len(DASHES)]}
         for at, name in enumerate(own)
     }

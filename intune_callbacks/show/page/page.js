@@ -2,7 +2,6 @@
 (() => {
   "use strict";
   const config = { displayModeBar: false, responsive: true, doubleClick: "reset" };
-  const printed = { width: 690, height: 980 }; // of a sheet of A4
   const figures = JSON.parse(document.getElementById("data").textContent);
   const places = Object.keys(figures).map((key) => document.getElementById(key));
 
@@ -11,6 +10,7 @@
     for (const trace of data) if (typeof trace.x === "string") trace.x = times[trace.x];
     if (told) {
       const y = told.x.map(() => 0);
+      told.text = told.text.map((text) => text.replaceAll("\n", "<br>")); // each is six letters in a script
       const axes = new Map(data.map(({ xaxis, yaxis }) => [xaxis, { xaxis, yaxis }]));
       data.unshift(...[...axes.values()].map((of) => ({ ...told, ...of, y })));
     }
@@ -20,7 +20,13 @@
   performance.mark("drawn");
   document.documentElement.dataset.drawn = places.length;
 
-  const resize = (size) => places.forEach((place) => Plotly.relayout(place, size(figures[place.id].layout.height)));
-  addEventListener("beforeprint", () => resize((height) => ({ ...printed, height: Math.min(height, printed.height) })));
-  addEventListener("afterprint", () => resize((height) => ({ width: null, height, autosize: true })));
+  const resize = (width, most, letters) => {
+    for (const place of places) {
+      const height = Math.min(Number(place.dataset.height), most);
+      place.style.height = `${height}px`;
+      Plotly.relayout(place, { width, height, autosize: width === null, "font.size": letters });
+    }
+  };
+  addEventListener("beforeprint", () => resize(690, 910, 10)); // a sheet of A4
+  addEventListener("afterprint", () => resize(null, Infinity, 12));
 })();

@@ -35,8 +35,8 @@ SYMBOLS = {
 DASHES = {"solid": "━", "dash": "╍", "dot": "┅"}
 # Of Okabe and Ito, a little darker. In the dark the style sheet inverts the plots and keeps their hues.
 COLOURS = ("#0072b2", "#d98c00", "#009e73", "#b5588a", "#3fa0d8", "#d55e00", "#8f8200", "#55606b")
-INK, MUTED, GRID = "#1b2126", "#5a6670", "#e2e6e9"
-PLOT_PX, GAP_PX = 130, 64
+INK, MUTED, GRID = "#1b2126", "#5a6670", "#5a667030"
+PLOT_PX, GAP_PX = 124, 66
 LAYOUT: dict[str, Any] = {
     "margin": {"l": 54, "r": 14, "t": 30, "b": 28},
     "font": {"family": "system-ui, sans-serif", "size": 12, "color": MUTED},
@@ -48,7 +48,7 @@ LAYOUT: dict[str, Any] = {
     "hoverdistance": -1,
     "hoverlabel": {
         "bgcolor": "#ffffff",
-        "bordercolor": GRID,
+        "bordercolor": "#b9c1c7",
         "align": "left",
         "namelength": -1,
         "font": {"color": INK},
@@ -217,12 +217,12 @@ class Plots:
 
 
 def _told(event: Event, cut: int) -> str:
-    parts = [f"<b>{SIGNS[kind]} {kind}</b>" for kind in event.kinds]
+    parts = [f"{SIGNS[kind]} {kind}" for kind in event.kinds]
     for text in (text[: cut - 1] + "…" if len(text) > cut else text for text in event.told if text):
         parts += [_escaped(line) for line in (textwrap.wrap(text, FOLDED) if len(text) > FOLDED else [text])]
     if event.kinds and event.effect is not None:
         parts.append(f"then {ratio(event.effect)} samples/s")
-    return "<br>".join(parts)
+    return "\n".join(parts)
 
 
 def _escaped(text: str) -> str:
