@@ -111,6 +111,9 @@ KEYS = ("step", "at_s", "observation", "before", "after", "granted", "vetoes", "
 SEEN = ("samples_per_s", "wait_frac", "rates", "cpus", "memory_used_bytes", "elapsed_s", "memory_limit_bytes")
 INNER = some.dictionaries(some.sampled_from(SEEN), ANY | some.dictionaries(some.sampled_from("ab"), ANY))
 LINE = some.dictionaries(some.sampled_from(KEYS), ANY | INNER | some.dictionaries(some.sampled_from("ab"), ANY))
+# What is read as a decision, whatever else is in it.
+STEP = some.integers(0, 99)
+DECISION = some.builds(lambda line, step, seen: {**line, "step": step, "observation": seen}, LINE, STEP, INNER)
 TOLD = (
     "before",
     "after",
@@ -132,7 +135,7 @@ REPORT = some.dictionaries(some.sampled_from(TOLD), ANY | SIDE | some.lists(STAG
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines=some.lists(LINE | ANY, max_size=5), report=some.none() | REPORT | ANY)
+@given(lines=some.lists(DECISION | LINE | ANY, max_size=5), report=some.none() | REPORT | ANY)
 def test_whatever_is_in_the_files_something_is_shown(tmp_path: Path, lines: list[Any], report: Any) -> None:
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "report.json").write_text(json.dumps(report))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from intune_callbacks.record.history import HISTORY
@@ -16,11 +16,11 @@ __all__ = ["draw", "draw_together"]
 POINTS, MARKS, VALUES, MEANS = 2000, 1500, 60_000, 150
 
 
-def draw(course: RunColumns, report: Report) -> Drawing:
-    """Return what is drawn of a run.
+def draw(course: RunColumns, report: Report) -> Drawing | None:
+    """Return what is drawn of a run; None where nothing was measured.
 
     Args:
-        course: of at least one decision.
+        course: its decisions.
         report: of the same run.
     """
     machine, eventful = course.machine, course.eventful
@@ -31,7 +31,7 @@ def draw(course: RunColumns, report: Report) -> Drawing:
     if len(kept) * lines > VALUES:
         # With very many stages or changes the plots below the first two make do with fewer points.
         some = thin([speed, wait, *course.allocation.values()], (), VALUES // lines)
-    plots = Plots(course.at_s[-1])
+    plots = Plots(max(course.at_s, default=0.0))
     plots.times("t", course.at_s, kept)
     plots.times("s", course.at_s, some)
     plots.add("Throughput, samples/s", [plots.line("throughput", COLOURS[0], speed, "t")])
@@ -53,9 +53,7 @@ def draw_together(courses: Mapping[str, RunColumns]) -> Drawing | None:
         courses: label -> course; an empty course is left out.
     """
     known = [(label, course) for label, course in courses.items() if len(course)]
-    if not known:
-        return None
-    plots = Plots(max(course.at_s[-1] for _, course in known))
+    plots = Plots(max((course.at_s[-1] for _, course in known), default=0.0))
     for title, key in (("Throughput, samples/s", "samples_per_s"), ("Data wait", "wait_frac")):
         lines = []
         for at, (label, course) in enumerate(known):
@@ -77,21 +75,13 @@ def _stages(plots: Plots, course: RunColumns, report: Report) -> list[Sign]:
         for at, name in enumerate(own)
     }
 
-    def add(
-        title: str, columns: Mapping[str, Column], names: Iterable[str], how: Mapping[str, Any], **more: Any
-    ) -> None:
+    def add(title: str, columns: Mapping[str, Column], names: list[str], how: dict[str, Any], **more: Any) -> None:
         known = [(name, look[window_of.get(name) or name]) for name in names if name in columns]
         lines = [plots.line(name, values=columns[name], **style, **how) for name, style in known]
         plots.add(title, lines, legendgroup="stages", **more)
 
-    add(
-        "Workers, stacked",
-        course.allocation,
-        workers,
-        {"steps": True, "filled": True},
-        stackgroup="all",
-        fill="tonexty",
-    )
+    stacked = {"steps": True, "filled": True}
+    add("Workers, stacked", course.allocation, workers, stacked, stackgroup="all", fill="tonexty")
     add("Windows and depths, items", course.allocation, others, {"steps": True})
     # Shares jump between two decisions; peaks would fill the plot, so means are drawn.
     at_s, *shares = averaged([course.at_s, *course.busy.values(), *course.fill.values()], MEANS)

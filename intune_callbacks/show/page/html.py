@@ -43,7 +43,7 @@ def page_html(runs: Sequence[Run]) -> str:
     course, report = courses[0], first.report
     labels = [f"rank {run.rank}" for run in runs]
     together = draw_together(dict(zip(labels, courses, strict=True))) if len(runs) > 1 else None
-    drawn = draw(course, report) if len(course) else None
+    drawn = draw(course, report)
     notes = [*first.notes, *(f"rank {run.rank}: {note}" for run in runs[1:] for note in run.notes)]
     return _page(
         names=[first.name],

@@ -5,6 +5,7 @@ The figure is plain data. plotly reads markup in names and texts, so whatever a 
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -157,9 +158,8 @@ class Plots:
         self._layout[f"yaxis{n}"] = AXIS | VALUE | ({"range": [0.0, 1.03], "tickformat": ".0%"} if share else {})
         signs = [f"<span style='color:{line['line']['color']}'>{DASHES[line['line']['dash']]}</span>" for line in drawn]
         named = [f"{sign} {line['name']}" for sign, line in zip(signs, drawn, strict=True)]
-        self._titles.append(
-            "   ".join([f"<b>{title}</b>", *(named if "legendgroup" not in how and len(named) > 1 else [])])
-        )
+        is_alone = len(named) == 1 or "legendgroup" in how
+        self._titles.append("   ".join([f"<b>{title}</b>", *(() if is_alone else named)]))
 
     def mark(self, course: RunColumns, shown: Iterable[int], seams: Sequence[int], values: Column) -> list[Sign]:
         """Add marks to the last plot, for what happened on its line and for starts of epochs on its axis.
@@ -173,6 +173,8 @@ class Plots:
         Returns:
             Their legend.
         """
+        if not self._data:
+            return []
         known = [index for index in shown if values[index] is not None]
         of_kind = {kind: [index for index in known if kind in course.events[index].kinds] for kind in SYMBOLS}
         of_kind[SEAM] = list(seams)
@@ -180,13 +182,9 @@ class Plots:
         for kind, indices in of_kind.items():
             if indices:
                 marker = {"symbol": SYMBOLS[kind], "size": 9, "color": INK, "line": {"width": 1.6, "color": INK}}
-                at = {
-                    "x": self._scaled(course.at_s, indices),
-                    "y": [0 if kind == SEAM else _short(values[i]) for i in indices],
-                }
-                self._data.append(
-                    {"type": "scatter", "mode": "markers", "name": kind, "marker": marker, **MARK, **at, **place}
-                )
+                y = [0 if kind == SEAM else _short(values[index]) for index in indices]
+                mark = {"name": kind, "x": self._scaled(course.at_s, indices), "y": y, "marker": marker}
+                self._data.append(MARK | mark | place)
         return [(INK, SIGNS[kind], kind) for kind, indices in of_kind.items() if indices]
 
     def tell(self, course: RunColumns, told: Sequence[int]) -> int | None:
@@ -201,17 +199,19 @@ class Plots:
         }
         return cut if any(len(text) > cut for text in texts) else None
 
-    def drawing(self, legend: Iterable[Sign], notes: Iterable[str] = ()) -> Drawing:
-        """Return all that was added."""
+    def drawing(self, legend: Iterable[Sign], notes: Iterable[str] = ()) -> Drawing | None:
+        """Return all that was added; None where nothing was."""
+        if not self._titles:
+            return None
         count, step_px = len(self._titles), PLOT_PX + GAP_PX
         inner_px = count * step_px - GAP_PX
         for at in range(count):
             top_px = inner_px - at * step_px
             domain = [(top_px - PLOT_PX) / inner_px, top_px / inner_px]
             self._layout[f"yaxis{at + 1 if at else ''}"]["domain"] = domain
-        self._layout["annotations"] = [
-            TITLE | {"text": title, "yref": f"y{at + 1 if at else ''} domain"} for at, title in enumerate(self._titles)
-        ]
+        refs = [f"y{at + 1 if at else ''} domain" for at in range(count)]
+        titles = [TITLE | {"text": text, "yref": ref} for text, ref in zip(self._titles, refs, strict=True)]
+        self._layout["annotations"] = titles
         self._layout["height"] = height_px = inner_px + LAYOUT["margin"]["t"] + LAYOUT["margin"]["b"]
         return Drawing(self._figure, tuple(legend), height_px, tuple(notes))
 
@@ -234,5 +234,5 @@ def _short(value: float | None, digits: int = 4) -> float | int | None:
     """A number with no more digits than a screen can show: each is a byte of the page."""
     if value is None:
         return None
-    short = float(f"{value:.{digits}g}")
-    return int(short) if short == int(short) else short
+    short = float(f"{value:.{digits}g}")  # of the largest there is, infinity
+    return None if math.isinf(short) else int(short) if short.is_integer() else short
