@@ -12,7 +12,7 @@ from fakes import observation
 
 from intune_callbacks.record import history as history_module
 from intune_callbacks.record.before_after import describe
-from intune_callbacks.record.history import Decision, History
+from intune_callbacks.record.history import Decision, History, Tail
 from intune_callbacks.record.report import Report
 from intune_callbacks.types import Stage, StageRates
 
@@ -94,6 +94,23 @@ def test_a_month_of_standing_vetoes_is_bounded(tmp_path: Path, monkeypatch: pyte
     assert len(written) < 1000
     history.add(decision(20_001, proposed={"decode": 4}, applied=True))
     assert json.loads((tmp_path / "history.jsonl").read_text().splitlines()[-1])["step"] == 20_001
+
+
+def test_one_reader_counts_what_it_leaves_out(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    tail = Tail(path)
+    assert tail.read() == ([], True)
+    for step in (1, 2, 3, 1, 2):  # two fits in one file
+        History(path).add(decision(step))
+    new, anew = tail.read()
+    assert ([line["step"] for line in new], anew) == ([1, 2], True)
+    assert (tail.earlier, tail.unread, tail.is_cut) == (3, 0, False)
+    lines = path.read_text()
+    for more, is_cut in (("[]\n{}\n", False), ("[]\n{}\n" + lines[:40], True)):
+        path.write_text(lines + more)
+        assert tail.read() == ([], False)
+        assert (tail.unread, tail.is_cut) == (2, is_cut)
+    assert Tail(path).read()[0] == new
 
 
 def test_describe_takes_medians_and_the_last_allocation() -> None:

@@ -59,7 +59,7 @@ def build_report(
         cause=cause,
         next=do,
         advice=told,
-        causes=tuple(replace(cause, gain=round(cause.gain, 3)) for cause in last),
+        causes=tuple(replace(one, gain=round(one.gain, 3)) for one in last),
         before=replace(summary.before, measured=None),
         after=replace(summary.after, measured=None),
         memory=replace(
