@@ -19,11 +19,10 @@ from intune_callbacks.show.page.columns import averaged, thin
 from intune_callbacks.show.page.runs import Run, read
 from intune_callbacks.show.page.sides import two_runs
 
-pytest.importorskip("jinja2")
-
 
 def everything(run: Run) -> str:
     """The page of a run, and of the same as two ranks, without plotly."""
+    pytest.importorskip("jinja2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(html, "_plotly_source", lambda: "")
         return html.page_html([run]) + html.page_html([replace(run, rank=rank) for rank in range(2)])
