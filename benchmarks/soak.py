@@ -130,8 +130,9 @@ def month(seconds: float, seed: int, mode: str = "tune", looks: int = 30) -> dic
     """
     from intune_callbacks.config import TunerConfig
     from intune_callbacks.measure.wait import StepTotals
+    from intune_callbacks.record.findings import build_report
     from intune_callbacks.record.history import History
-    from intune_callbacks.record.report import build_report, write_report
+    from intune_callbacks.record.report import write_report
     from intune_callbacks.tuner import Tuner
     from intune_callbacks.types import Clock, Resources
 

@@ -20,6 +20,7 @@ from intune_callbacks.measure.window import Window
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.record.before_after import BeforeAfter, Mark
 from intune_callbacks.record.history import Decision, History
+from intune_callbacks.record.report import Memory, Report, StageRow
 from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Proposal, Resources, Stage
 
 __all__ = ["Tuner"]
@@ -146,30 +147,33 @@ class Tuner:
             if self.frozen is None:
                 self._freeze(error)
 
-    def summary(self) -> dict[str, Any]:
-        """Return all that the report needs, in plain JSON types."""
+    @property
+    def best(self) -> Allocation:
+        """The best allocation that was measured; empty before there is one."""
+        return self._net.best
+
+    def summary(self) -> Report:
+        """Return what was measured and done, without what follows from it: that is `build_report`'s to say."""
         seen = self._before_after
         seen.now = Mark(self._totals, self._samples)
         first = seen.before[0].allocation if seen.before else {}
         events = [*self.history.events, *([self._pending] if self._pending and self._pending.is_eventful else [])]
-        return {
-            "mode": self.config.mode,
-            "policy": self.policy.name,
-            "frozen": self.frozen,
-            "changes": seen.changes,
-            "settled_after_s": seen.settled_after_s,
-            "wall_s": self._totals.wall_s,
-            "steps": self._totals.steps,
-            "samples": self._samples,
-            "stages": [asdict(stage) | {"first": first.get(stage.name, stage.current)} for stage in self._stages],
-            "memory_soft_limit": self.config.memory_soft_limit,
-            "before": seen.describe_before(),
-            "after": seen.describe_after(),
-            "whole": seen.whole(),
-            "trials_s": self._net.harm_s,
-            "best": self._net.best,
-            "decisions": [decision.to_json() for decision in events],
-        }
+        return Report(
+            mode=self.config.mode,
+            policy=self.policy.name,
+            frozen=self.frozen,
+            changes=seen.changes,
+            settled_after_s=seen.settled_after_s,
+            wall_s=self._totals.wall_s,
+            steps=self._totals.steps,
+            samples=self._samples,
+            stages=tuple(StageRow(**asdict(s), first=first.get(s.name, s.current)) for s in self._stages),
+            memory=Memory(soft_limit_frac=self.config.memory_soft_limit),
+            before=seen.describe_before(),
+            after=seen.describe_after(),
+            whole=seen.whole(),
+            decisions=tuple(decision.to_json() for decision in events),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return allocation, policy, guard and the tail of the history, in plain JSON types."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
-from typing import Any
 
 __all__ = [
     "ARROW",
@@ -21,24 +20,18 @@ __all__ = [
     "count",
     "duration",
     "four_digits",
-    "headline",
-    "in_short",
     "memory",
     "moment",
     "number",
     "percent",
     "quantity",
     "ratio",
-    "reason_why",
     "setting",
     "short_percent",
     "six_digits",
     "span",
     "stage_value",
     "times",
-    "tone",
-    "warm_start",
-    "whole_rate",
     "with_window",
     "wrapped",
 ]
@@ -202,49 +195,6 @@ def changed(before: Mapping[str, object], after: Mapping[str, object], arrow: st
     """
     moved = {name: value for name, value in after.items() if before.get(name) != value}
     return ", ".join(f"{name} {stage_value(before.get(name))}{arrow}{stage_value(n)}" for name, n in moved.items())
-
-
-def headline(report: Mapping[str, Any]) -> str:
-    """Return the verdict: at first and at last, once if they are the same; before all that a run became slower."""
-    if report.get("verdict") == SLOWER:
-        return SLOWER.upper()
-    first, last = (str(report[side]["verdict"]).upper() for side in ("before", "after"))
-    return first if first == last else f"{first}{ARROW}{last}"
-
-
-def in_short(report: Mapping[str, Any]) -> str:
-    """Return what stands beside the verdict: the whole run's speed and length, and what was done in it."""
-    changes, settled_s = report["changes"], report["settled_after_s"]
-    rate, length = whole_rate(report), duration(report["wall_s"])
-    told = [f"{amount(rate)} samples/s in {length}" if rate is not None else length]
-    told.append(count(changes, "change") if changes else "nothing was changed")
-    if settled_s is not None:
-        told.append(f"settled after {duration(settled_s)}")
-    return ", ".join([*told, "frozen"] if report["frozen"] else told)
-
-
-def reason_why(report: Mapping[str, Any]) -> str:
-    """Return the sentence that gives the reason for the verdict."""
-    if tone(report) == "good" and not report["changes"]:
-        return "the input pipeline is not the bottleneck; nothing was changed"
-    return str(report["why"])
-
-
-def whole_rate(report: Mapping[str, Any]) -> float | None:
-    """Return samples over wall of the whole run; None where it is not known."""
-    return number((report.get("whole") or {}).get("throughput_samples_per_s"))
-
-
-def tone(report: Mapping[str, Any]) -> str:
-    """Return what the verdict says of the input, of a run that became slower that this is bad."""
-    return TONES.get(SLOWER if report.get("verdict") == SLOWER else report["after"]["verdict"], "open")
-
-
-def warm_start(given: object) -> str:
-    """Return whether the run started from another one, and why; nothing where that was not asked for."""
-    if not isinstance(given, Mapping):
-        return ""
-    return f"{'' if given.get('used') else 'not '}started from {given.get('from')}: {given.get('why')}"
 
 
 def setting(given: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from intune_callbacks.record.report import write_report
+from intune_callbacks.record.report import Report, Side, write_report
 from intune_callbacks.show.card import show
 from intune_callbacks.show.page.commands import at_the_end
 from intune_callbacks.words import amount, percent
@@ -29,9 +29,10 @@ def run(resolved: Resolved) -> dict[str, Any]:
     tuned = runner.train(config, mode, source)
     print(f"        {_figures(tuned.steady)}\n")
     report = compare(untuned, tuned) | {"settings": resolved.settings}
-    write_report(config.run_dir, report)
+    told = Report.from_json(report)
+    write_report(config.run_dir, told)
     at_the_end(config.run_dir)
-    show(report, config.run_dir)
+    show(told, config.run_dir)
     print(f"\n{result_table(tuned)}")
     same = "bit-identical" if report["loss_identical"] else "NOT identical"
     print(f"\n{report['speedup']:.2f} times the throughput; the losses of all {len(tuned.losses)} steps are {same}")
@@ -45,14 +46,14 @@ def compare(untuned: runner.Outcome, tuned: runner.Outcome) -> dict[str, Any]:
     measured before and after its changes is kept under ``tuner``.
     """
     report = dict(tuned.report)
-    speed = [run.steady["throughput_samples_per_s"] for run in (untuned, tuned)]
+    speed = [run.steady.throughput_samples_per_s or 0.0 for run in (untuned, tuned)]
     figures = ("throughput_samples_per_s", "throughput_batches_per_s", "wait_frac", "model_s", "verdict", "headroom")
     for key, measured in (("before", untuned.steady), ("after", tuned.steady)):
-        report[key] = {**tuned.report[key], **{figure: measured[figure] for figure in figures}}
+        report[key] = {**tuned.report[key], **{figure: getattr(measured, figure) for figure in figures}}
     # The tuner knows no window of an allocation it reached at the very end; its stages are up to date.
     report["after"]["allocation"] = {stage["name"]: stage["current"] for stage in report["stages"]}
     if tuned.report["before"]["verdict"] == "too short":
-        report["why"] = f"untuned, the trainer waited {percent(untuned.steady['wait_frac'])} of the time for data"
+        report["why"] = f"untuned, the trainer waited {percent(untuned.steady.wait_frac)} of the time for data"
     return {
         **report,
         "verdict": report["after"]["verdict"],
@@ -63,6 +64,6 @@ def compare(untuned: runner.Outcome, tuned: runner.Outcome) -> dict[str, Any]:
     }
 
 
-def _figures(steady: dict[str, Any]) -> str:
-    wait, speed = steady["wait_frac"], steady["throughput_samples_per_s"]
+def _figures(steady: Side) -> str:
+    wait, speed = steady.wait_frac, steady.throughput_samples_per_s
     return f"{amount(speed)} samples/s, waited for data {percent(wait)} of the time"

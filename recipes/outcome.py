@@ -15,7 +15,8 @@ from dlrm_examples.tsv import hashed_table_rows
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.record.before_after import describe
-from intune_callbacks.record.report import build_report
+from intune_callbacks.record.findings import build_report
+from intune_callbacks.record.report import Memory, Report, Side, StageRow
 from intune_callbacks.types import Observation, Stage
 from intune_callbacks.words import amount, four_digits, number
 from recipes.config import Config
@@ -52,7 +53,7 @@ class Outcome:
 
     report: dict[str, Any]
     losses: list[float]
-    steady: dict[str, Any]
+    steady: Side
 
 
 class Marks:
@@ -172,7 +173,7 @@ def workers(config: Config, stages: Iterable[str]) -> dict[str, int]:
     return {stage: getattr(config.pipeline, f"{stage}_workers") for stage in stages}
 
 
-def observed(marks: Marks, threads: dict[str, int]) -> dict[str, Any]:
+def observed(marks: Marks, threads: dict[str, int]) -> Side:
     """Return the steady part of a run in the form of the report's ``after``."""
     return describe([_observation(marks, threads)])
 
@@ -197,8 +198,8 @@ def result_table(outcome: Outcome) -> str:
     test = {"auc": outcome.report["auc"], **outcome.report.get("test", {})}
     quality = {"AUC": "auc", "accuracy": "accuracy", "log loss": "log_loss"}
     cells = {title: four_digits(test[key]) for title, key in quality.items() if key in test}
-    cells["samples/s"] = amount(outcome.steady["throughput_samples_per_s"])
-    cells["data wait"] = f"{outcome.steady['wait_frac']:.1%}"
+    cells["samples/s"] = amount(outcome.steady.throughput_samples_per_s)
+    cells["data wait"] = f"{outcome.steady.wait_frac or 0.0:.1%}"
     return "\n".join("".join(f"{word:<11}" for word in line).rstrip() for line in (cells, cells.values()))
 
 
@@ -227,21 +228,16 @@ def _stages(threads: dict[str, int]) -> tuple[Stage, ...]:
     return tuple(Stage(name, "cpu", "workers", n, n, n) for name, n in threads.items())
 
 
-def untuned(config: Config, marks: Marks, threads: dict[str, int], steady: dict[str, Any]) -> dict[str, Any]:
+def untuned(config: Config, marks: Marks, threads: dict[str, int], steady: Side) -> dict[str, Any]:
     """Return the report of a run without the callback; its numbers are the probe's."""
-    summary = {
-        "mode": "off",
-        "policy": None,
-        "frozen": None,
-        "changes": 0,
-        "settled_after_s": None,
-        "wall_s": marks.wall_s,
-        "steps": marks.steps,
-        "samples": marks.samples,
-        "stages": [asdict(stage) | {"first": stage.current} for stage in _stages(threads)],
-        "memory_soft_limit": config.intune.memory_soft_limit,
-        "before": steady,
-        "after": steady,
-        "decisions": [],
-    }
-    return build_report(summary)
+    summary = Report(
+        mode="off",
+        wall_s=marks.wall_s,
+        steps=marks.steps,
+        samples=marks.samples,
+        stages=tuple(StageRow(**asdict(stage), first=stage.current) for stage in _stages(threads)),
+        memory=Memory(soft_limit_frac=config.intune.memory_soft_limit),
+        before=steady,
+        after=steady,
+    )
+    return build_report(summary).to_json()

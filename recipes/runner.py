@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from intune_callbacks.record.report import write_report
+from intune_callbacks.record.report import Report, write_report
 from intune_callbacks.show.card import show
 from intune_callbacks.show.page.commands import at_the_end
 from recipes.config import Config, Resolved
@@ -17,9 +17,10 @@ def run(resolved: Resolved) -> Outcome:
     mode, source = resolved.mode
     outcome = train(resolved.config, mode, source)
     outcome.report["settings"] = resolved.settings
-    write_report(resolved.config.run_dir, outcome.report)
+    report = Report.from_json(outcome.report)
+    write_report(resolved.config.run_dir, report)
     at_the_end(resolved.config.run_dir)
-    show(outcome.report, resolved.config.run_dir)
+    show(report, resolved.config.run_dir)
     print(f"\n{result_table(outcome)}")
     return outcome
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from intune_callbacks import TunerConfig
+from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.history import History
-from intune_callbacks.record.report import build_report, write_report
+from intune_callbacks.record.report import write_report
 from intune_callbacks.tuner import Tuner
 from tests.fakes import FakeLoop, FakeMachine, FakePipeline, Work
 

@@ -10,8 +10,9 @@ from typing import Any
 from fakes import GB, MB, FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.history import History
-from intune_callbacks.record.report import build_report, write_report
+from intune_callbacks.record.report import write_report
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Observation, Proposal
 
@@ -53,7 +54,7 @@ def make_run(
     model_s: float = 0.02,
     **config: Any,
 ) -> dict[str, Any]:
-    """Train until there are so many decisions, on a machine that is resized now and then; return the report."""
+    """Train until there are so many decisions, on a machine resized now and then; return what `report.json` holds."""
     machine = FakeMachine(cpus=16.0, memory_limit_bytes=64 * GB)
     pipeline = FakePipeline(stages, machine, depth=2)
     tuner = Tuner(
@@ -77,4 +78,4 @@ def make_run(
     tuner.close()
     report = build_report(tuner.summary(), mode_source="argument")
     write_report(folder, report)
-    return report
+    return report.to_json()

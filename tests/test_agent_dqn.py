@@ -82,7 +82,7 @@ def test_a_model_that_stalls_for_a_window_is_no_reason_for_fewer_workers() -> No
 def test_is_the_policy_of_a_tuner_that_is_told_nothing_else() -> None:
     loop = FakeLoop(pipeline := three_stages())
     tuner = tuner_of(pipeline)
-    assert tuner.summary()["policy"] == "dqn"
+    assert tuner.summary().policy == "dqn"
     loop.run(tuner, 60.0)
     assert tuner.frozen is None and loop.throughput >= 0.9 * best_static(pipeline)
 
@@ -115,7 +115,7 @@ def test_all_of_it_can_be_written_down() -> None:
     loop = FakeLoop(three_stages())
     tuner = tuner_of(loop.pipeline, Dqn())
     loop.run(tuner, 30.0)
-    assert json.loads(json.dumps(tuner.summary(), allow_nan=False))["decisions"]
+    assert json.loads(json.dumps(tuner.summary().to_json(), allow_nan=False))["decisions"]
     assert json.loads(json.dumps(tuner.state_dict(), allow_nan=False))["policy"]["name"] == "dqn"
 
 

@@ -6,13 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_report import run, slowed
 
-from intune_callbacks.record.report import build_report, end_card, write_report
+from intune_callbacks.record.card import end_card
+from intune_callbacks.record.findings import build_report
+from intune_callbacks.record.report import write_report
 from intune_callbacks.show.card import show
 from intune_callbacks.words import wrapped
 
@@ -20,14 +23,15 @@ TESTS = Path(__file__).parent
 CODE = """
 import json, sys
 from pathlib import Path
+from intune_callbacks.record.report import Report
 from intune_callbacks.show.card import show
-show(json.loads(Path(sys.argv[1], "report.json").read_text()), Path(sys.argv[1]))
+show(Report.from_json(json.loads(Path(sys.argv[1], "report.json").read_text())), Path(sys.argv[1]))
 """
 REPORTS: dict[str, Any] = {
     "fed": lambda: build_report(run(), mode_source="argument"),
     "nothing to do": lambda: build_report(run(model_s=0.5)),
     "advice": lambda: build_report(run(mode="advise")),
-    "frozen": lambda: build_report(run() | {"frozen": "OSError: [Errno 28] [bold]no space[/bold]"}),
+    "frozen": lambda: build_report(replace(run(), frozen="OSError: [Errno 28] [bold]no space[/bold]")),
     "slower": lambda: build_report(slowed()),
     "too short": lambda: build_report(run(seconds=1.0)),
 }

@@ -12,7 +12,8 @@ from fakes import observation
 
 from intune_callbacks.record import history as history_module
 from intune_callbacks.record.before_after import describe
-from intune_callbacks.record.history import Decision, History
+from intune_callbacks.record.history import Decision, History, Tail
+from intune_callbacks.record.report import Report
 from intune_callbacks.types import Stage, StageRates
 
 STAGE = Stage("decode", "cpu", "workers", 1, 8, 2)
@@ -95,20 +96,37 @@ def test_a_month_of_standing_vetoes_is_bounded(tmp_path: Path, monkeypatch: pyte
     assert json.loads((tmp_path / "history.jsonl").read_text().splitlines()[-1])["step"] == 20_001
 
 
+def test_one_reader_counts_what_it_leaves_out(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    tail = Tail(path)
+    assert tail.read() == ([], True)
+    for step in (1, 2, 3, 1, 2):  # two fits in one file
+        History(path).add(decision(step))
+    new, anew = tail.read()
+    assert ([line["step"] for line in new], anew) == ([1, 2], True)
+    assert (tail.earlier, tail.unread, tail.is_cut) == (3, 0, False)
+    lines = path.read_text()
+    for more, is_cut in (("[]\n{}\n", False), ("[]\n{}\n" + lines[:40], True)):
+        path.write_text(lines + more)
+        assert tail.read() == ([], False)
+        assert (tail.unread, tail.is_cut) == (2, is_cut)
+    assert Tail(path).read()[0] == new
+
+
 def test_describe_takes_medians_and_the_last_allocation() -> None:
     windows = [observation([STAGE], samples_per_s=rate, batches=20) for rate in (100.0, 300.0, 110.0)]
     windows.append(observation([replace(STAGE, current=5)], samples_per_s=120.0, wait_frac=0.9))
     told = describe(windows)
-    assert told["throughput_samples_per_s"] == 115.0
-    assert told["wait_frac"] == 0.5
-    assert told["allocation"] == {"decode": 5}
-    assert told["verdict"] == "input-bound"
-    assert told["windows"] == 4
+    assert told.throughput_samples_per_s == 115.0
+    assert told.wait_frac == 0.5
+    assert told.allocation == {"decode": 5}
+    assert told.verdict == "input-bound"
+    assert told.windows == 4
 
 
 def test_describe_nothing() -> None:
     told = describe([])
-    assert told["verdict"] == "too short"
-    assert told["throughput_samples_per_s"] is None
-    assert told["allocation"] == {}
-    json.dumps(told, allow_nan=False)
+    assert told.verdict == "too short"
+    assert told.throughput_samples_per_s is None
+    assert told.allocation == {}
+    json.dumps(Report(after=told).to_json(), allow_nan=False)

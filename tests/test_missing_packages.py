@@ -34,6 +34,8 @@ TRIED = {
     ),
     ("yaml",): ("import recipes; from recipes import config; config.load(recipes.source('dlrm-keras'))", "dlrm"),
     ("keras", "tensorflow"): ("import recipes.keras_runner", "dlrm-keras"),
+    ("plotly",): ("from intune_callbacks.show.page.html import check_packages; check_packages()", "report"),
+    ("jinja2",): ("from intune_callbacks.show.page.html import check_packages; check_packages()", "report"),
 }
 
 

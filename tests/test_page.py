@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ from fakes import Work
 from page_runs import make_run
 
 from intune_callbacks.record import history
-from intune_callbacks.record.report import end_card
+from intune_callbacks.record.card import end_card
+from intune_callbacks.record.report import Report
 from intune_callbacks.show.page.html import comparison_html, page_html
-from intune_callbacks.show.page.plot import Plot
 from intune_callbacks.show.page.runs import Run, read
 
 graph_objects = pytest.importorskip("plotly.graph_objects")
+pytest.importorskip("jinja2")
 
 MEGABYTES = 1_000_000
 
@@ -64,32 +67,15 @@ def page_of(folder: Path, **how: Any) -> tuple[Reader, dict[str, Any]]:
     return Reader(page_html(read(folder))), report
 
 
-def test_no_axis_says_800m(tmp_path: Path) -> None:
-    columns: dict[str, list[Any]] = {}
-    plot = Plot(columns, 100.0)
-    for values, form in (([0.0, 0.8], ",~r"), ([900.0, 8042.0], ",~r"), ([5e3, 12e3], "~s")):
-        line = plot.line("y", "y", "--c0", values, range(2))
-        (figure,) = plot.figure("f", "f", [line])
-        assert figure.spec["layout"]["yaxis"]["tickformat"] == form
-    many = [plot.line(f"y{at}", "y", "--c0", [4e3], range(1), area="stacked") for at in range(3)]
-    assert plot.figure("f", "f", many)[0].spec["layout"]["yaxis"]["tickformat"] == "~s"
-
-
-def figure_values(data: dict[str, Any]) -> dict[str, Any]:
-    """The figures as plotly gets them: columns and colours in the place of their names."""
-
-    def resolved(value: Any, key: str = "") -> Any:
-        if key == "meta":
-            return value
-        if isinstance(value, str):
-            if value.startswith("@"):
-                return data["columns"][value[1:]]
-            return "#123456" if value.startswith("--") else value
-        if isinstance(value, list):
-            return [resolved(one) for one in value]
-        return {name: resolved(one, name) for name, one in value.items()} if isinstance(value, dict) else value
-
-    return {key: resolved(figure) for key, figure in data["figures"].items()}
+def plots_of(page: Reader, key: str = "course") -> dict[str, list[dict[str, Any]]]:
+    """What is drawn in each plot, by its title, as plotly gets it: times in the place of their names."""
+    figure = page.data[key]
+    drawn: dict[str, list[dict[str, Any]]] = {}
+    for number, title in enumerate(figure["layout"]["annotations"]):
+        (name,) = re.findall(r"<b>(.*?)</b>", title["text"])
+        of = [trace for trace in figure["data"] if trace["yaxis"] == f"y{number + 1 if number else ''}"]
+        drawn[name] = [trace | {"x": figure["times"].get(str(trace["x"]), trace["x"])} for trace in of]
+    return drawn
 
 
 def words(text: str) -> str:
@@ -99,7 +85,7 @@ def words(text: str) -> str:
 @pytest.mark.parametrize(("mode", "model_s"), [("tune", 0.02), ("tune", 0.5), ("advise", 0.02), ("observe", 0.02)])
 def test_the_verdict_comes_first_in_the_words_of_the_end_card(tmp_path: Path, mode: str, model_s: float) -> None:
     page, report = page_of(tmp_path, mode=mode, model_s=model_s)
-    card = [line[8:].strip() for line in end_card(report).splitlines()]
+    card = [line[8:].strip() for line in end_card(Report.from_json(report)).splitlines()]
     first, facts = re.split(r"\s{2,}", card[0], maxsplit=1)
     text = page.text.split("Before and after")[0]
     for line in (first, facts, *(told for told in card[1:] if told in (report["why"], report["next"]))):
@@ -124,27 +110,37 @@ def test_before_and_after_stand_side_by_side(tmp_path: Path) -> None:
 
 def test_the_figures_are_what_plotly_understands(tmp_path: Path) -> None:
     page, _ = page_of(tmp_path)
-    figures = figure_values(page.data)
-    assert list(figures) == ["throughput", "wait", "workers", "windows", "busy", "fill", "memory", "cpus"]
-    for key, figure in figures.items():
-        graph_objects.Figure(figure)  # refuses what it does not know
-        assert all(len(trace["x"]) == len(trace["y"]) > 0 for trace in figure["data"]), key
-        assert ("div", key) in [(tag, given.get("id")) for tag, given in page.tags]
+    drawn, figure = plots_of(page), page.data["course"]
+    assert list(drawn) == [
+        *("Throughput, samples/s", "Data wait", "Workers, stacked", "Windows and depths, items"),
+        *("Busy, share of the workers' time", "Queue fill, share of the window", "Memory, GB", "CPUs for the input"),
+    ]
+    for title, traces in drawn.items():
+        assert all(len(trace["x"]) == len(trace["y"]) > 0 for trace in traces), title
+    # It refuses what it does not know.
+    graph_objects.Figure({"data": [*itertools.chain(*drawn.values()), figure["told"]], "layout": figure["layout"]})
+    assert len({len(figure["told"][key]) for key in ("x", "text", "customdata")}) == 1
+    axes = [axis for name, axis in figure["layout"].items() if name.startswith("xaxis")]
+    assert len(axes) == len(drawn) and [axis.get("matches") for axis in axes] == [None, *["x"] * (len(axes) - 1)]
+    assert ("div", "course") in [(tag, given.get("id")) for tag, given in page.tags]
 
 
 def test_what_is_drawn_is_what_was_decided(tmp_path: Path) -> None:
     page, report = page_of(tmp_path, decisions=80, restless=True)
     lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-    figures, decisions = figure_values(page.data), page.data["decisions"]
-    assert figures["throughput"]["data"][0]["y"] == [
+    drawn, told = plots_of(page), page.data["course"]["told"]
+    assert drawn["Throughput, samples/s"][0]["y"] == [
         pytest.approx(line["observation"]["samples_per_s"], rel=1e-3) for line in lines
     ]
-    stacked = {trace["meta"]["label"]: trace["y"] for trace in figures["workers"]["data"]}
+    stacked = {trace["name"]: trace["y"] for trace in drawn["Workers, stacked"]}
     assert stacked["decode"] == [line["after"]["decode"] for line in lines]
-    assert decisions["step"] == [line["step"] for line in lines]
-    assert [decisions["texts"][at] for at in decisions["reason"]] == [line["reason"] for line in lines]
-    assert [decisions["texts"][at] for at in decisions["refused"]] == ["; ".join(line["vetoes"]) for line in lines]
-    marks = {trace["meta"]["label"]: len(trace["x"]) for trace in figures["wait"]["data"] if trace["mode"] == "markers"}
+    assert told["customdata"] == [line["step"] for line in lines]
+    for text, line in zip(told["text"], lines, strict=True):
+        said = unescape(text.replace("\n", " "))
+        assert line["reason"] in said
+        assert ("refused: " + "; ".join(line["vetoes"]) in said) == bool(line["vetoes"])
+        assert ("▲ changed" in said or "▽ taken back" in said) == line["applied"]
+    marks = {trace["name"]: len(trace["x"]) for trace in drawn["Data wait"] if trace["mode"] == "markers"}
     assert marks["changed"] + marks["taken back"] == report["changes"]
     assert marks["refused"] == sum(bool(line["vetoes"]) for line in lines) > 0
     assert marks["taken back"] > 0
@@ -152,7 +148,7 @@ def test_what_is_drawn_is_what_was_decided(tmp_path: Path) -> None:
 
 def test_advice_is_marked_as_advice(tmp_path: Path) -> None:
     page, _ = page_of(tmp_path, mode="advise")
-    labels = {trace["meta"]["label"] for trace in page.data["figures"]["throughput"]["data"]}
+    labels = {trace["name"] for trace in plots_of(page)["Throughput, samples/s"]}
     assert "advised" in labels and "changed" not in labels
     assert "mode advise (from argument)" in page.text
 
@@ -173,7 +169,12 @@ def test_names_and_reasons_are_never_markup(tmp_path: Path) -> None:
     plain, _ = page_of(tmp_path / "plain", stages={"a": Work(0.1), "b": Work(0.05)})
     page, report = page_of(tmp_path / "hostile", stages=stages)
     assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
-    assert page.data["figures"]["workers"]["data"][0]["meta"]["label"] == HOSTILE
+    # plotly reads markup, too: in its texts nothing of that is left.
+    figure = page.data["course"]
+    assert unescape(plots_of(page)["Workers, stacked"][0]["name"]) == HOSTILE
+    texts = [*figure["told"]["text"], *(trace["name"] for trace in figure["data"])]
+    assert any("&lt;/script&gt;" in text for text in texts)
+    assert not [text for text in texts if "<" in text]
     assert words(HOSTILE) in page.text
     path = tmp_path / "hostile" / "report.json"
     path.write_text(json.dumps(report | {"frozen": HOSTILE, "why": HOSTILE, "versions": {HOSTILE: HOSTILE}}))
@@ -192,14 +193,14 @@ def test_a_run_of_ten_thousand_changes_and_refusals_stays_small(
     text = page_html(read(tmp_path))
     assert len(text.encode()) < 6 * MEGABYTES
     page = Reader(text)
-    decisions = page.data["decisions"]
-    changes = [kinds for kinds in decisions["kinds"] if kinds & 0b11]
+    told = page.data["course"]["told"]["text"]
+    changes = [text for text in told if "▲ changed" in text or "▽ taken back" in text]
     assert len(changes) == report["changes"]  # each can be hovered over
     assert "marks are drawn" in page.text and "characters are cut here" in page.text
-    assert f"{len(decisions['step'])} of 10000 decisions are drawn" in page.text
+    assert f"{len(told)} of 10000 decisions are drawn" in page.text
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
     peak = max(json.loads(line)["observation"]["samples_per_s"] for line in lines)
-    assert max(figure_values(page.data)["throughput"]["data"][0]["y"]) == pytest.approx(peak, rel=1e-3)
+    assert max(plots_of(page)["Throughput, samples/s"][0]["y"]) == pytest.approx(peak, rel=1e-3)
 
 
 def as_ranks(folder: Path) -> list[Run]:
@@ -215,8 +216,8 @@ def test_ranks_stand_side_by_side_and_the_straggler_is_named(tmp_path: Path) -> 
     assert "rank 1 straggler" in page.text and "rank 0 straggler" not in page.text
     assert page.text.count("rank 1 keeps the others waiting") == 2
     assert "Over time, rank 0" in page.text
-    for key in ("together-throughput", "together-wait"):
-        assert [trace["meta"]["label"] for trace in page.data["figures"][key]["data"]] == ["rank 0", "rank 1"]
+    for traces in plots_of(page, "together").values():
+        assert [trace["name"] for trace in traces] == ["rank 0", "rank 1"]
 
 
 def test_settings_with_their_sources_and_a_warm_start_are_told(tmp_path: Path) -> None:
@@ -247,11 +248,9 @@ def test_the_whole_run_is_in_the_head_and_starts_of_epochs_on_the_axis(tmp_path:
     assert "12.5 samples/s in " in head and "first batch after 3 s" in head
     assert "12.5 with the start of each epoch" in head
     assert "shuffle holds <all> samples" in page.text and ".shuffle(2048)" in page.text
-    figures = figure_values(page.data)
-    (starts,) = [t for t in figures["throughput"]["data"] if t["meta"]["label"] == "start of an epoch"]
-    times = page.data["columns"]["t"]
+    (starts,) = [t for t in plots_of(page)["Throughput, samples/s"] if t["name"] == "start of an epoch"]
+    times = page.data["course"]["times"]["t"]
     assert starts["x"] == [pytest.approx(times[i], rel=1e-3) for i in range(3, len(lines), 4)]
-    graph_objects.Figure(figures["throughput"])
     assert "start of an epoch" in page.text
 
 
@@ -267,10 +266,11 @@ def test_two_runs_are_drawn_in_the_same_plots(tmp_path: Path) -> None:
     make_run(tmp_path / "off", 20, mode="observe")
     make_run(tmp_path / "on", 30)
     page = Reader(comparison_html(read(tmp_path / "off")[0], read(tmp_path / "on")[0]))
-    assert list(page.data["figures"]) == ["together-throughput", "together-wait"]
-    for figure in figure_values(page.data).values():
-        graph_objects.Figure(figure)
-        assert len(figure["data"]) == 2
+    drawn = plots_of(page, "together")
+    assert list(drawn) == ["Throughput, samples/s", "Data wait"]
+    for traces in drawn.values():
+        graph_objects.Figure({"data": traces, "layout": page.data["together"]["layout"]})
+        assert len(traces) == 2
     assert "mode observe tune differs" in page.text
 
 

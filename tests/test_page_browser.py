@@ -5,6 +5,7 @@ Screenshots are left in `artefacts/`.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 from page_runs import make_run
 
+from intune_callbacks.record.card import headline
+from intune_callbacks.record.report import Report
 from intune_callbacks.show.page.commands import at_the_end
-from intune_callbacks.words import headline
 
 ROOT = Path(__file__).parent.parent
 NEEDED = os.environ.get("INTUNE_TEST_BROWSER") == "1"
@@ -33,6 +35,7 @@ OPEN_S = 2.0
 
 pytest.importorskip("lightning.pytorch")
 pytest.importorskip("plotly")
+pytest.importorskip("jinja2")
 if not NEEDED:
     pytest.importorskip("playwright")
     if CHROMIUM is None:
@@ -92,19 +95,21 @@ class Opened:
         self.page.wait_for_selector(DRAWN, timeout=60_000)
         return self
 
-    def point_at(self, figure: str, along: float) -> str:
-        """Move the pointer into a plot, `along` 0..1 of its width, and return what the tooltip says."""
-        plot = self.page.locator(f"#{figure} .nsewdrag").first
-        tip = self.page.locator("#tip")
-        for tries in range(50):  # a scroll that is still going on moves the plot away and hides the tooltip
+    def plot(self, number: int) -> Any:
+        """What lies above the n-th plot of the figure and takes the pointer."""
+        return self.page.locator("#course .nsewdrag").nth(number)
+
+    def point_at(self, number: int, along: float) -> str:
+        """Move the pointer into the n-th plot, `along` 0..1 of its width, and return what plotly says there."""
+        plot, tip = self.plot(number), self.page.locator("#course .hoverlayer .legend")
+        for tries in range(50):  # a scroll that is still going on moves the plot away
             plot.scroll_into_view_if_needed()
             box = plot.bounding_box()
             self.page.mouse.move(box["x"] + along * box["width"], box["y"] + 0.5 * box["height"] + tries % 2)
             self.page.wait_for_timeout(100)
-            if tip.is_visible():
+            if tip.count():
                 break
-        assert tip.is_visible(), (box, self.page.evaluate("[scrollY, innerHeight, document.body.scrollHeight]"))
-        return str(tip.inner_text())
+        return " ".join(tip.locator("text > tspan, text:not(:has(tspan))").all_text_contents())
 
     def keep(self, name: str, **how: Any) -> None:
         folder = ROOT / "artefacts"
@@ -134,71 +139,63 @@ def visit(browser: Any) -> Iterator[Any]:
 
 def test_all_plots_of_a_real_run_are_drawn(visit: Any, real_run: Any) -> None:
     opened = visit(real_run[0])
-    places = opened.page.locator(".plot")
-    assert places.count() == int(opened.page.get_attribute("html", "data-drawn")) >= 8
-    for place in places.all():
-        assert place.locator(".scatterlayer .trace").count() >= 1
+    assert opened.page.locator(".plot").count() == int(opened.page.get_attribute("html", "data-drawn")) == 1
+    plots = opened.page.locator("#course .cartesianlayer .subplot").all()
+    assert len(plots) == opened.page.locator("#course .nsewdrag").count() >= 8
+    for plot in plots:
         # A flat line is short, and drawn all the same.
-        lines = [line.get_attribute("d") or "" for line in place.locator(".scatterlayer path").all()]
+        lines = [line.get_attribute("d") or "" for line in plot.locator(".scatterlayer .js-line").all()]
         assert any(set(line) & set("LHVCA") for line in lines), lines
-    assert opened.page.inner_text("h1") == headline(real_run[1])
-    assert "INPUT-BOUND" in headline(real_run[1])
-    assert opened.page.locator("#throughput .points path").count() >= real_run[1]["changes"]
+    assert opened.page.inner_text("h1") == headline(Report.from_json(real_run[1]))
+    assert "INPUT-BOUND" in headline(Report.from_json(real_run[1]))
+    assert opened.page.locator("#course .xy .points path").count() >= real_run[1]["changes"]
     opened.keep("real-light", full_page=True)
 
 
 def test_the_pointer_is_told_the_reason(visit: Any, real_run: Any) -> None:
     opened = visit(real_run[0])
-    mark = opened.page.locator("#throughput .points path").first
+    mark = opened.page.locator("#course .xy .points path").first
     mark.scroll_into_view_if_needed()
-    plot, box = opened.page.locator("#throughput .nsewdrag").bounding_box(), mark.bounding_box()
-    told = opened.point_at("throughput", (box["x"] + box["width"] / 2 - plot["x"]) / plot["width"])
+    plot, box = opened.plot(0).bounding_box(), mark.bounding_box()
+    along = (box["x"] + box["width"] / 2 - plot["x"]) / plot["width"]
+    told = opened.point_at(0, along)
     change = next(decision for decision in real_run[1]["decisions"] if decision["applied"])
     assert change["reason"] in told
     assert f"step {change['step']}" in told and "changed" in told
     opened.keep("real-hover")
-    told = opened.point_at("fill", 0.9)  # any other decision, in any other plot
+    told = opened.point_at(2, along)  # the same decision in another plot, with the values there
+    assert change["reason"] in told and "load" in told
+    told = opened.point_at(5, 0.9)  # any other decision, in any other plot
     assert "step" in told and "%" in told
     opened.page.mouse.move(2, 2)
-    opened.page.wait_for_selector("#tip", state="hidden")
+    opened.page.wait_for_selector("#course .hoverlayer .legend", state="detached")
 
 
-def test_the_same_decision_is_told_again_after_a_scroll(visit: Any, real_run: Any) -> None:
+def test_dark_follows_the_system(visit: Any, real_run: Any) -> None:
+    def brightness(opened: Opened) -> float:
+        colour = opened.page.evaluate("getComputedStyle(document.querySelector('figure')).backgroundColor")
+        return sum(int(part) for part in colour.strip("rgb()").split(",")[:3]) / 3 / 255
+
+    def is_inverted(opened: Opened) -> bool:
+        return "invert" in opened.page.evaluate("getComputedStyle(document.querySelector('.plot')).filter")
+
     opened = visit(real_run[0])
-    told = opened.point_at("throughput", 0.8)
-    opened.page.evaluate("dispatchEvent(new Event('scroll'))")
-    assert not opened.page.locator("#tip").is_visible()
-    assert opened.point_at("throughput", 0.8) == told
-
-
-def test_dark_follows_the_system_and_the_button(visit: Any, real_run: Any) -> None:
-    def brightness(opened: Opened) -> list[int]:
-        colours = opened.page.evaluate(
-            "[getComputedStyle(document.body).backgroundColor,"
-            " getComputedStyle(document.querySelector('#wait .main-svg')).backgroundColor]"
-        )
-        return [sum(int(part) for part in colour.strip("rgb()").split(",")[:3]) for colour in colours]
-
-    light, dark = visit(real_run[0]), visit(real_run[0], scheme="dark")
-    assert min(brightness(light)) > 600
-    assert max(brightness(dark)) < 150
-    dark.keep("real-dark", full_page=True)
-    dark.page.click("#theme")
-    assert min(brightness(dark)) > 600
-    light.page.click("#theme")
-    assert max(brightness(light)) < 150
+    assert brightness(opened) > 0.9 and not is_inverted(opened)
+    opened.page.emulate_media(color_scheme="dark")  # while it is open
+    assert brightness(opened) < 0.2 and is_inverted(opened)
+    opened.keep("real-dark", full_page=True)
 
 
 @pytest.mark.parametrize("width", [400, 320])
 def test_a_narrow_page_does_not_scroll_sideways(visit: Any, real_run: Any, width: int) -> None:
     opened = visit(real_run[0], width=width)
     assert opened.page.evaluate("document.documentElement.scrollWidth") == width
-    for place in opened.page.locator(".plot, table, .pipeline li").all():
+    for place in opened.page.locator(".plot, .plot .main-svg, .annotation-text, table, .pipeline li").all():
         box = place.bounding_box()
         if box is not None and place.evaluate("one => !one.closest('.scroll')"):
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    opened.point_at("throughput", 0.8)
-    tip = opened.page.locator("#tip").bounding_box()
+    opened.point_at(0, 0.8)
+    tip = opened.page.locator("#course .hoverlayer .legend").bounding_box()
     assert tip["x"] >= 0 and tip["x"] + tip["width"] <= width
     opened.page.mouse.move(2, 2)
     opened.keep(f"real-{width}", full_page=True)
@@ -206,7 +203,7 @@ def test_a_narrow_page_does_not_scroll_sideways(visit: Any, real_run: Any, width
 
 def test_zooming_one_plot_moves_all(visit: Any, real_run: Any) -> None:
     opened = visit(real_run[0])
-    plot = opened.page.locator("#throughput .nsewdrag")
+    plot = opened.plot(0)
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     middle = box["y"] + box["height"] / 2
@@ -214,10 +211,10 @@ def test_zooming_one_plot_moves_all(visit: Any, real_run: Any) -> None:
     opened.page.mouse.down()
     opened.page.mouse.move(box["x"] + 0.6 * box["width"], middle, steps=4)
     opened.page.mouse.up()
-    ranges = opened.page.evaluate("[...document.querySelectorAll('.plot')].map(one => one.layout.xaxis.range)")
-    whole = opened.page.evaluate(
-        "JSON.parse(document.getElementById('data').textContent).figures.wait.layout.xaxis.range"
-    )
+    layout = opened.page.evaluate("document.getElementById('course').layout")
+    ranges = [axis["range"] for name, axis in layout.items() if name.startswith("xaxis")]
+    whole = opened.page.evaluate("JSON.parse(document.getElementById('data').textContent).course.layout.xaxis.range")
+    assert len(ranges) >= 8
     assert all(shown == pytest.approx(ranges[0]) for shown in ranges)
     assert ranges[0][1] - ranges[0][0] == pytest.approx(0.3 * (whole[1] - whole[0]), rel=0.1)
 
@@ -228,7 +225,8 @@ def test_it_prints_on_white(visit: Any, real_run: Any) -> None:
     assert printed.startswith(b"%PDF") and len(printed) > 20_000
     (ROOT / "artefacts").mkdir(exist_ok=True)
     (ROOT / "artefacts" / "real.pdf").write_bytes(printed)
-    assert opened.page.get_attribute("html", "data-theme") is None  # the screen has its own theme back
+    width = "document.querySelector('.plot .main-svg').getBoundingClientRect().width"
+    opened.page.wait_for_function(f"{width} > 800")  # the screen has its own size back
 
 
 def test_names_that_look_like_markup_do_nothing(visit: Any, tmp_path: Path) -> None:
@@ -237,7 +235,21 @@ def test_names_that_look_like_markup_do_nothing(visit: Any, tmp_path: Path) -> N
     make_run(tmp_path, 40, stages={"</script><script>window.broken=1</script><b>x": Work(0.1)})
     opened = visit(at_the_end(tmp_path))
     assert opened.page.evaluate("window.broken === undefined")
-    assert "</script><script>window.broken=1</script><b>x" in opened.point_at("workers", 0.5)
+    assert "</script><script>window.broken=1</script><b>x" in opened.point_at(2, 0.5)
+
+
+def test_no_axis_says_800m(visit: Any, tmp_path: Path) -> None:
+    make_run(tmp_path, 10)
+    history = tmp_path / "history.jsonl"
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
+    small = {"memory_used_bytes": 2 * 10**8, "memory_limit_bytes": 8 * 10**8, "samples_per_s": 1_234_567.0}
+    for line in lines:
+        line["observation"] |= small
+    history.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = visit(at_the_end(tmp_path)).page
+    ticks = {axis: page.locator(f"#course .{axis}tick").all_text_contents() for axis in ("y", "y7")}
+    assert "0.8" in ticks["y7"] and not [text for text in ticks["y7"] if text.endswith("m")]
+    assert "1M" in ticks["y"]
 
 
 def test_ten_thousand_decisions_open_quickly(browser: Any, visit: Any, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from page_runs import make_run
 
 from intune_callbacks import cli
 from intune_callbacks.installing import install_line
-from intune_callbacks.record.report import end_card
+from intune_callbacks.record.card import end_card
+from intune_callbacks.record.report import Report
 from intune_callbacks.show.page import commands
 from intune_callbacks.show.page.commands import at_the_end
 
@@ -28,18 +29,12 @@ def opened(tmp_path: Path) -> Path:
     return told
 
 
-@pytest.fixture
-def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-
-
 def test_report_prints_the_card_and_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("plotly")
     report = make_run(tmp_path)
     assert cli.main(["report", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(end_card(report))
+    assert printed.startswith(end_card(Report.from_json(report)))
     assert str(tmp_path / "report.html") in printed
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     assert not list(tmp_path.glob("*.partial"))
@@ -62,15 +57,19 @@ def test_a_page_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.Ca
     assert "cannot be written" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("without_plotly")
-def test_without_plotly_the_card_is_printed_and_the_line_of_pip(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("package", ["plotly", "jinja2"])
+def test_without_a_package_the_card_is_printed_and_the_line_of_pip(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
+    for name in ("plotly", "jinja2"):
+        pytest.importorskip(name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"{package}.offline", raising=False)
     report = make_run(tmp_path)
     assert cli.main(["report", str(tmp_path)]) == 2
     printed = capsys.readouterr()
-    assert printed.out.startswith(end_card(report))
-    assert f"plotly is not installed; run: {install_line('report')}" in printed.err
+    assert printed.out.startswith(end_card(Report.from_json(report)))
+    assert f"{package} is not installed; run: {install_line('report')}" in printed.err
     assert at_the_end(tmp_path) is None
     assert not (tmp_path / "report.html").exists()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.record.report import build_report, end_card
+from intune_callbacks.record.card import end_card
+from intune_callbacks.record.findings import build_report
+from intune_callbacks.record.report import Report
 from intune_callbacks.session import ranks
 from intune_callbacks.tuner import Tuner
 
@@ -64,7 +67,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     return made
 
 
-def report(model_s: float) -> dict[str, Any]:
+def report(model_s: float) -> Report:
     pipeline = FakePipeline({"decode": Work(0.1, workers=1, window=4)}, FakeMachine(), depth=2)
     machine = pipeline.machine
     tuner = Tuner(pipeline, TunerConfig(mode="observe"), probe=machine, clock=machine.clock())
@@ -81,7 +84,7 @@ def test_rank_0_compares_what_all_told(store: Store, monkeypatch: pytest.MonkeyP
     assert found is not None
     assert found["straggler"] == 1
     assert found["model_s"] == [pytest.approx(0.2, rel=0.05), pytest.approx(0.02, rel=0.05)]
-    assert f"ranks   {found['line']}" in end_card(fast | {"ranks": found})
+    assert f"ranks   {found['line']}" in end_card(replace(fast, ranks=found))
 
 
 def test_a_rank_that_says_nothing_costs_a_bounded_wait(store: Store) -> None:

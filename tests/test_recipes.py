@@ -64,7 +64,7 @@ def test_before_and_after_come_from_the_same_probe(starved: Any) -> None:
     untuned, tuned, report = starved
     for key, outcome in (("before", untuned), ("after", tuned)):
         for figure in ("throughput_samples_per_s", "wait_frac"):
-            assert report[key][figure] == outcome.steady[figure]
+            assert report[key][figure] == getattr(outcome.steady, figure)
         assert report["tuner"][key] == tuned.report[key]
 
 
@@ -114,7 +114,7 @@ def test_run_writes_report_and_history_and_prints_the_card(
     assert report["settings"]["decide_every_s"] == {"value": 0.05, "source": "command line"}
     assert f"report.json, history.jsonl in {folder}" in " ".join(printed.split())
     assert "mode    observe, from the command line" in printed
-    assert outcome.steady["wait_frac"] == pytest.approx(report["after"]["wait_frac"], abs=0.15), "probe and tuner agree"
+    assert outcome.steady.wait_frac == pytest.approx(report["after"]["wait_frac"], abs=0.15), "probe and tuner agree"
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert lines
     assert not any(line["applied"] for line in lines)

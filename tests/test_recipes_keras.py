@@ -92,7 +92,7 @@ def test_run_writes_report_and_history_and_prints_the_card(
     report = json.loads((folder / "report.json").read_text())
     assert (report["mode"], report["mode_source"]) == ("observe", "command line")
     assert report["changes"] == 0
-    assert outcome.steady["wait_frac"] == pytest.approx(report["after"]["wait_frac"], abs=0.15), "probe and tuner agree"
+    assert outcome.steady.wait_frac == pytest.approx(report["after"]["wait_frac"], abs=0.15), "probe and tuner agree"
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert lines
     assert not any(line["applied"] for line in lines)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.record.report import build_report, card_rows, end_card, write_report
+from intune_callbacks.record.card import card_rows, end_card
+from intune_callbacks.record.findings import build_report
+from intune_callbacks.record.report import Report, Span, StageRow, write_report
 from intune_callbacks.tuner import Tuner
+from intune_callbacks.types import Hint
 
 KEYS = {
     *("verdict", "before", "after", "decisions", "mode", "mode_source", "stages", "versions", "auc", "frozen"),
@@ -22,7 +27,7 @@ KEYS = {
 }
 
 
-def run(seconds: float = 20.0, model_s: float = 0.02, workers: int = 1, **config: Any) -> dict[str, Any]:
+def run(seconds: float = 20.0, model_s: float = 0.02, workers: int = 1, **config: Any) -> Report:
     """The summary of a run of one decode stage that eight CPUs could feed 80 batches/s."""
     pipeline = FakePipeline({"decode": Work(0.1, workers=workers, window=4 * workers)}, FakeMachine(), depth=2)
     loop, machine = FakeLoop(pipeline, model_s=model_s), pipeline.machine
@@ -33,15 +38,38 @@ def run(seconds: float = 20.0, model_s: float = 0.02, workers: int = 1, **config
 
 
 def test_the_fixed_keys_are_there_and_json_agrees(tmp_path: Path) -> None:
-    report = build_report(run(), mode_source="argument", auc=0.71)
+    written = build_report(run(), mode_source="argument", auc=0.71)
+    report = written.to_json()
     assert set(report) >= KEYS
     for side in ("before", "after"):
         assert {"throughput_samples_per_s", "wait_frac", "allocation", "verdict"} <= set(report[side])
     assert (report["mode_source"], report["auc"]) == ("argument", 0.71)
-    path = write_report(tmp_path / "new" / "folder", report)
+    path = write_report(tmp_path / "new" / "folder", written)
     assert path.name == "report.json"
     assert json.loads(path.read_text()) == report
+    assert Report.from_json(report).to_json() == report
     assert [p.name for p in path.parent.iterdir()] == ["report.json"]
+
+
+def test_what_is_missing_or_foreign_in_a_file_is_left_at_its_default() -> None:
+    told = build_report(run()).to_json()
+    kept = Report.from_json(told | {"skipped_rows": 3, "pipeline": None})
+    assert kept.to_json() == told | {"skipped_rows": 3, "pipeline": None}
+    broken = {"changes": "many", "why": None, "before": [], "wall_s": math.nan, "settled_after_s": True, "mode": 3}
+    report = Report.from_json(
+        told
+        | broken
+        | {
+            "stages": [told["stages"][0] | {"high": 9.0, "first": "x"}, {"name": "read"}, 7],
+            "causes": [{"kind": "cpu"}],
+        }
+    )
+    empty = Report()
+    for key in broken:
+        assert getattr(report, key) == getattr(empty, key), key
+    assert (report.stages, report.causes) == ((replace(kept.stages[0], high=9, first=None),), ())
+    assert report.after == kept.after
+    assert Report.from_json({}) == empty
 
 
 def test_the_card_of_a_run_that_was_fed() -> None:
@@ -49,7 +77,7 @@ def test_the_card_of_a_run_that_was_fed() -> None:
     card = end_card(report)
     lines = card.splitlines()
     assert lines[0].startswith("InTune  INPUT-BOUND -> COMPUTE-BOUND")
-    assert f"{report['changes']} change" in lines[0]
+    assert f"{report.changes} change" in lines[0]
     assert "settled after" in lines[0]
     assert "'decode'" in lines[1]
     assert lines[1].startswith("why     the trainer waited 80 % of each step on")
@@ -61,7 +89,7 @@ def test_the_card_of_a_run_that_was_fed() -> None:
     assert "RAM 1.0 of 64 GB" in lines[3]
     assert "wait 80 %" in lines[3] and "wait 0 %" in lines[4]
     assert "1 600 samples/s" in lines[4]
-    assert f"decode {report['after']['allocation']['decode']}" in lines[4]
+    assert f"decode {report.after.allocation['decode']}" in lines[4]
     assert "headroom" not in card and "the model alone" not in card
     assert lines[5].startswith("whole   ") and "samples/s in 20 s" in lines[5]
     assert lines[6] == "        1 600 samples/s at last, 1 341 in the whole run"
@@ -78,21 +106,22 @@ def test_a_loop_that_does_not_wait_is_told_that_nothing_was_changed() -> None:
 
 def test_advice_says_the_numbers_to_set() -> None:
     report = build_report(run(mode="advise"))
-    assert report["changes"] == 0
-    assert report["next"].startswith("set decode ")
-    assert "(was 1)" in report["next"]
+    assert report.changes == 0
+    assert report.next.startswith("set decode ")
+    assert "(was 1)" in report.next
 
 
 def test_advice_is_in_the_words_of_the_users_pipeline() -> None:
     summary = run(mode="advise")
     knobs = {"decode": ".map(decode, num_parallel_calls={})", "prefetch": ".prefetch({})  # was tf.data.AUTOTUNE"}
-    told = [entry | {"knob": knobs.get(entry["name"], "")} for entry in summary["stages"]]
-    report = build_report(summary | {"stages": told})
-    head, *code = report["next"].splitlines()
-    gain = report["advice"]["gain"]
+    stages = tuple(replace(row, knob=knobs.get(row.name, "")) for row in summary.stages)
+    report = build_report(replace(summary, stages=stages))
+    assert report.advice is not None
+    head, *code = report.next.splitlines()
+    gain = report.advice["gain"]
     assert head == f"paste what is below (expected × {gain:.2f}), or let mode='tune' do it"
-    workers = report["advice"]["allocation"]["decode"]
-    assert code == report["advice"]["lines"] == [f".map(decode, num_parallel_calls={workers})  # was 1"]
+    workers = report.advice["allocation"]["decode"]
+    assert code == report.advice["lines"] == [f".map(decode, num_parallel_calls={workers})  # was 1"]
     card = end_card(report).splitlines()
     assert card[-2:] == [f"next    {head}", f"        {code[0]}"]
 
@@ -101,38 +130,35 @@ def test_advice_is_computed_and_never_a_trial() -> None:
     """The policy's trials end with a lower number here; the model limits at 5 times the speed of one worker."""
     summary = run(mode="advise")
     trial = {"proposed": {"decode": 2}, "granted": {"decode": 2}, "vetoes": [], "applied": False, "effect": None}
-    summary["decisions"] = [*summary["decisions"], trial | {"before": {"decode": 1}, "after": {"decode": 1}}]
-    advice = build_report(summary)["advice"]
+    trial |= {"before": {"decode": 1}, "after": {"decode": 1}}
+    advice = build_report(replace(summary, decisions=(*summary.decisions, trial))).advice
+    assert advice is not None
     assert advice["allocation"]["decode"] > 4
     pasted = run(mode="observe", workers=advice["allocation"]["decode"])
-    got = (
-        pasted["after"]["throughput_samples_per_s"]
-        / summary["after"]["throughput_samples_per_s"]  # of the same machine
-    )
+    rates = [side.after.throughput_samples_per_s or 0.0 for side in (pasted, summary)]  # of the same machine
+    got = rates[0] / rates[1]
     assert 1.0 + 0.5 * (advice["gain"] - 1.0) <= got <= 5.1
 
 
 @pytest.mark.parametrize("mode", ["advise", "observe"])
 def test_where_nothing_would_gain_the_report_says_so(mode: str) -> None:
     report = build_report(run(mode=mode, model_s=0.5))
-    assert report["advice"] is None
-    assert report["next"].startswith(
-        "nothing to change: the training waits 0 % of the time for data, and computes 500 ms"
-    )
+    assert report.advice is None
+    assert report.next.startswith("nothing to change: the training waits 0 % of the time for data, and computes 500 ms")
     full = build_report(run(mode=mode, model_s=0.001, workers=9))
-    assert full["advice"] is None
-    assert full["next"].startswith("nothing to change: the input keeps 8.0 of 8 CPUs busy; with twice as many CPUs, or")
+    assert full.advice is None
+    assert full.next.startswith("nothing to change: the input keeps 8.0 of 8 CPUs busy; with twice as many CPUs, or")
 
 
 def test_an_observed_run_is_told_what_tuning_would_be() -> None:
     report = build_report(run(mode="observe"))
-    assert report["next"] == "run with mode='tune', or mode='advise' to see what it would do"
-    assert report["decisions"] == []
+    assert report.next == "run with mode='tune', or mode='advise' to see what it would do"
+    assert report.decisions == ()
 
 
 def test_a_run_that_was_too_short_says_so() -> None:
     report = build_report(run(seconds=1.0))
-    assert report["verdict"] == "too short"
+    assert report.verdict == "too short"
     card = end_card(report)
     assert "TOO SHORT" in card
     assert "not measured" in card
@@ -143,7 +169,7 @@ def test_a_note_is_what_to_do_next() -> None:
 
 
 def test_a_frozen_run_says_why() -> None:
-    summary = run() | {"frozen": "OSError: gone"}
+    summary = replace(run(), frozen="OSError: gone")
     card = end_card(build_report(summary))
     assert "frozen  OSError: gone" in card
     assert card.splitlines()[-1].startswith("next    the allocation stayed where it was")
@@ -151,9 +177,9 @@ def test_a_frozen_run_says_why() -> None:
 
 def test_a_limit_of_the_machine_is_named() -> None:
     report = build_report(run(model_s=0.001))
-    assert report["verdict"] == "input-bound"
+    assert report.verdict == "input-bound"
     says = r"'decode' still limits: the input keeps (7\.9|8\.0) of 8 CPUs busy; with twice as many CPUs"
-    assert re.match(says, report["next"]), report["next"]
+    assert re.match(says, report.next), report.next
     assert "the model alone would take 32 000 samples/s" in end_card(report)
 
 
@@ -169,20 +195,20 @@ def test_more_cpus_are_not_advised_where_they_are_idle() -> None:
     assert "CPUs" not in card.replace("more CPUs do not help", "") and "headroom" not in card
 
 
-WHOLE = {"samples": 30000, "wall_s": 20.0, "throughput_samples_per_s": 800.0, "wait_frac": 0.4, "epochs": 6}
-WHOLE |= {"seam_s": 9.0, "paused_s": 1.0, "first_batch_s": 1.25}
+WHOLE = Span(
+    *(30000, None, 20.0, 1.0, 9.0), epochs=6, throughput_samples_per_s=800.0, wait_frac=0.4, first_batch_s=1.25
+)
 
 
 def test_the_whole_run_is_the_figure() -> None:
-    report = build_report(run() | {"whole": WHOLE})
+    report = build_report(replace(run(), whole=WHOLE))
     head, *rest = end_card(report).splitlines()
     assert re.split(r"\s{2,}", head)[-1].startswith("800 samples/s in 20 s, ")
     at = next(i for i, line in enumerate(rest) if line.startswith("whole "))
     assert rest[at] == "whole   800 samples/s in 20 s   wait 40 %   first batch after 1.2 s"
     assert rest[at + 1] == "        1 600 samples/s while it runs, 800 with the start of each epoch"
-    assert report["whole"] == WHOLE
-    without = {key: value for key, value in run().items() if key != "whole"}
-    assert "whole" not in end_card(build_report(without))
+    assert report.whole == WHOLE
+    assert "whole" not in end_card(build_report(replace(run(), whole=None)))
 
 
 @pytest.mark.parametrize(
@@ -197,36 +223,47 @@ def test_the_whole_run_is_the_figure() -> None:
     ],
 )
 def test_what_lies_between_the_two_figures(changes: dict[str, float], told: str | None) -> None:
-    rows = dict(card_rows(build_report(run() | {"whole": WHOLE | changes})))
+    rows = dict(card_rows(build_report(replace(run(), whole=replace(WHOLE, **changes)))))
     assert rows["whole"].partition("\n")[2] == (told or "")
 
 
 def test_the_start_of_workers_each_epoch_is_said_with_the_line() -> None:
-    summary = run(mode="observe", model_s=0.2) | {"whole": WHOLE | {"throughput_samples_per_s": 80.0}}
-    for side in ("before", "after"):
-        told = summary[side]["measured"]
-        told["stages"][0] |= {"startup_s": 0.1, "knob": "DataLoader(num_workers={})"}
-    summary["stages"][0] |= {"knob": "DataLoader(num_workers={})"}
+    summary = replace(run(mode="observe", model_s=0.2), whole=replace(WHOLE, throughput_samples_per_s=80.0))
+    knob: dict[str, Any] = {"knob": "DataLoader(num_workers={})"}
+    assert summary.after.measured is not None
+    first, *others = summary.after.measured.stages
+    measured = replace(summary.after.measured, stages=(replace(first, startup_s=0.1, **knob), *others))
+    before, after = (replace(side, measured=measured) for side in (summary.before, summary.after))
+    rows_with_knob = (replace(summary.stages[0], **knob), *summary.stages[1:])
+    summary = replace(summary, before=before, after=after, stages=rows_with_knob)
     rows = dict(card_rows(build_report(summary)))
     assert rows["whole"].endswith(
         "\n160 samples/s while it runs, 80 with the start of each epoch: persistent_workers=True"
     )
     assert rows["also"].startswith("each epoch begins with 1.5 s of starting 1 worker anew, ")
-    report = build_report(summary | {"mode": "advise"})
-    assert report["next"].splitlines()[1:] == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1"]
+    report = build_report(replace(summary, mode="advise"))
+    assert report.next.splitlines()[1:] == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1"]
 
 
-def slowed(share: float = 0.66, **more: Any) -> dict[str, Any]:
-    """A run that went from `decode 8` to `decode 2`, and to a share of its speed."""
-    summary = run(mode="observe", model_s=0.001, workers=8) | {"mode": "tune", "changes": 3, "whole": WHOLE}
-    after = summary["before"] | {"throughput_samples_per_s": summary["before"]["throughput_samples_per_s"] * share}
-    summary["stages"][0] |= {"first": 8, "current": 2}
-    return summary | {"after": after, **more}
+def slowed(share: float = 0.66, current: int = 2, **more: Any) -> Report:
+    """A run that went from `decode 8` to `decode 2`, and to a share of its speed; `more` is measured of it."""
+    summary = run(mode="observe", model_s=0.001, workers=8)
+    before, (decode, *others) = summary.before, summary.stages
+    assert before.measured is not None and before.throughput_samples_per_s is not None
+    return replace(
+        summary,
+        mode="tune",
+        changes=3,
+        whole=WHOLE,
+        before=replace(before, measured=replace(before.measured, **more)),
+        after=replace(before, throughput_samples_per_s=before.throughput_samples_per_s * share),
+        stages=(replace(decode, first=8, current=current), *others),
+    )
 
 
 def test_a_run_that_became_slower_is_told_first_with_the_remedy() -> None:
     report = build_report(slowed())
-    assert report["verdict"] == "slower than before"
+    assert report.verdict == "slower than before"
     lines = end_card(report).splitlines()
     assert lines[0].startswith("InTune  SLOWER THAN BEFORE  ")
     assert re.fullmatch(
@@ -235,37 +272,33 @@ def test_a_run_that_became_slower_is_told_first_with_the_remedy() -> None:
     )
     assert lines[2].startswith("cause   the input keeps ")
     assert lines[-1] == "next    keep your own numbers (decode 8): run with mode='observe', which changes nothing"
-    assert report["advice"] is None
+    assert report.advice is None
 
 
 def test_a_slower_run_whose_numbers_are_back_is_not_blamed_on_them() -> None:
-    summary = slowed()
-    summary["stages"][0]["current"] = 8
-    report = build_report(summary)
-    assert "InTune went back to the numbers of the start, after 3 changes" in report["why"]
-    assert report["next"].startswith("run with mode='observe', which changes nothing, and see whether it is faster")
+    report = build_report(slowed(current=8))
+    assert "InTune went back to the numbers of the start, after 3 changes" in report.why
+    assert report.next.startswith("run with mode='observe', which changes nothing, and see whether it is faster")
 
 
 def test_noise_is_not_slower(tmp_path: Path) -> None:
-    assert build_report(slowed(0.98))["verdict"] != "slower than before"
-    assert build_report(slowed(0.66, changes=0))["verdict"] != "slower than before"
-    brief = slowed()
-    brief["before"]["measured"]["verdict"] = "too short"  # a few batches that were in stock
-    assert build_report(brief)["verdict"] != "slower than before"
-    noisy = slowed(0.9)
-    assert build_report(noisy)["verdict"] == "slower than before"
-    noisy["before"]["measured"]["noise"] = 0.06
-    assert build_report(noisy)["verdict"] != "slower than before"
+    assert build_report(slowed(0.98)).verdict != "slower than before"
+    assert build_report(replace(slowed(0.66), changes=0)).verdict != "slower than before"
+    brief = slowed(verdict="too short")  # a few batches that were in stock
+    assert build_report(brief).verdict != "slower than before"
+    assert build_report(slowed(0.9)).verdict == "slower than before"
+    noisy = slowed(0.9, noise=0.06)
+    assert build_report(noisy).verdict != "slower than before"
     (tmp_path / "found.yaml").write_text("")
     assert "warm_start" not in end_card(build_report(slowed()), tmp_path)
     assert "warm_start" in end_card(build_report(noisy), tmp_path)
 
 
 def test_hints_are_kept_and_those_that_matter_are_on_the_card() -> None:
-    shuffle = {"what": "shuffle holds all 50000 samples", "line": ".shuffle(2048)", "kind": "shuffle", "stage": ""}
-    other = {"what": "two prefetches in a row", "line": "", "kind": "prefetch", "stage": ""}
-    report = build_report(run() | {"whole": WHOLE, "hints": [shuffle, other]})
-    assert report["hints"] == [shuffle, other]
+    hints = Hint("shuffle holds all 50000 samples", ".shuffle(2048)", "shuffle"), Hint("two prefetches", "", "prefetch")
+    report = build_report(replace(run(), whole=WHOLE, hints=hints))
+    assert report.hints == hints
+    assert report.to_json()["hints"][1] == {"what": "two prefetches", "line": "", "kind": "prefetch", "stage": ""}
     rows = dict(card_rows(report))
     assert rows["also"] == "shuffle holds all 50000 samples: the first batch came after 1.2 s (expected × 1.35)"
     assert "two prefetches" not in end_card(report)
@@ -284,17 +317,17 @@ def test_what_more_workers_brought_is_read_from_the_decisions() -> None:
         ([decision(2, 4, None)], "workers"),
         ([decision(2, 4, 1.01, read=2)], "workers"),
     ):
-        assert build_report(summary | {"decisions": decisions})["causes"][0]["kind"] == kind, decisions
+        assert build_report(replace(summary, decisions=tuple(decisions))).causes[0].kind == kind, decisions
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(42.0, "42 s"), (185.0, "3 min 5 s"), (7800.0, "2 h 10 min")])
 def test_durations_are_readable(seconds: float, told: str) -> None:
-    assert told in end_card(build_report(run() | {"wall_s": seconds}))
+    assert told in end_card(build_report(replace(run(), wall_s=seconds)))
 
 
 def test_versions_name_what_is_used_and_import_nothing() -> None:
     code = (
-        "import sys; from intune_callbacks.record.report import versions as v; found = v(); "
+        "import sys; from intune_callbacks.record.versions import versions as v; found = v(); "
         "print(*sorted(found)); print(*[m for m in ('torch', 'lightning', 'torchdata') if m in sys.modules])"
     )
     out = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).splitlines()
@@ -304,7 +337,7 @@ def test_versions_name_what_is_used_and_import_nothing() -> None:
 
 def test_the_gpus_share_stands_beside_the_wait() -> None:
     summary = run(mode="observe")
-    summary["after"] = summary["after"] | {"wait_frac": 0.6, "exposed_wait_frac": 0.02}
+    summary = replace(summary, after=replace(summary.after, wait_frac=0.6, exposed_wait_frac=0.02))
     assert "wait 60 % (GPU idle 2 %)" in end_card(build_report(summary))
 
 
@@ -322,16 +355,20 @@ def test_the_card_names_the_files_that_were_written(tmp_path: Path) -> None:
     assert "warm_start" not in end_card(report, tmp_path)
     (tmp_path / "found.yaml").write_text("")
     assert end_card(report, tmp_path).endswith(f'\n        or begin it where this one ended: warm_start="{tmp_path}"')
-    assert "warm_start" not in end_card(report | {"frozen": "ValueError: x"}, tmp_path)
-    assert "warm_start" not in end_card(report | {"changes": 0}, tmp_path)
+    assert "warm_start" not in end_card(replace(report, frozen="ValueError: x"), tmp_path)
+    assert "warm_start" not in end_card(replace(report, changes=0), tmp_path)
 
 
 def test_a_window_is_shown_where_it_alone_changed() -> None:
-    def entry(name: str, first: int, current: int, window_of: str | None = None) -> dict[str, Any]:
-        return {"name": name, "first": first, "current": current, "window_of": window_of, "unit": "workers"}
+    def row(name: str, first: int, current: int, window_of: str | None = None) -> StageRow:
+        return StageRow(name, "cpu", "workers", 1, 99, current, window_of=window_of, first=first)
 
-    stages = [entry("read", 1, 8), entry("read.window", 2, 16, "read"), entry("parse", 1, 1)]
-    stages.append(entry("parse.window", 2, 5, "parse"))
-    card = end_card(build_report({**run(), "stages": stages}))
+    stages = (
+        row("read", 1, 8),
+        row("read.window", 2, 16, "read"),
+        row("parse", 1, 1),
+        row("parse.window", 2, 5, "parse"),
+    )
+    card = end_card(build_report(replace(run(), stages=stages)))
     assert "read 1 · parse 1 (window 2)" in card
     assert "read 8 · parse 1 (window 5)" in card

@@ -18,7 +18,8 @@ from fakes import FakeLoop
 from saved_runs import refused, save, started, three_stages, tuner_of
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.record.report import build_report, end_card
+from intune_callbacks.record.card import end_card
+from intune_callbacks.record.findings import build_report
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit
 from intune_callbacks.session.warm_start import parse_found
@@ -81,8 +82,9 @@ def test_the_fits_of_all_callbacks_save_and_start_by_rank(tmp_path: Path) -> Non
             loop = FakeLoop(pipeline)
             loop.run(cast("Tuner", Turns(fit)), 20.0 if source else 60.0)
             report = fit.finish(None)
-            used[source, rank] = report.get("warm_start")
-            began[source, rank] = report["before"]["allocation"]
+            assert report is not None
+            used[source, rank] = report.warm_start
+            began[source, rank] = report.before.allocation
             found[source, rank] = parse_found((tmp_path / f"rank{rank}" / "found.yaml").read_text())
     for rank in (0, 1):
         assert used[None, rank] is None
@@ -99,7 +101,8 @@ def test_a_fit_that_ends_before_its_first_turn_says_so(tmp_path: Path) -> None:
     fit = TunedFit(Settings.checked("tune", str(tmp_path), False, str(tmp_path)))
     fit.tuner = tuner_of(three_stages())
     why = "training ended before its first batches were seen"
-    assert fit.finish(None)["warm_start"] == {"from": str(tmp_path), "used": False, "why": why}
+    report = fit.finish(None)
+    assert report is not None and report.warm_start == {"from": str(tmp_path), "used": False, "why": why}
     assert {file.name for file in tmp_path.iterdir()} - {"report.html"} == {"report.json"}
 
 
@@ -118,10 +121,10 @@ def test_a_path_is_as_good_as_text(tmp_path: Path) -> None:
 
 def test_the_card_has_a_line_of_it() -> None:
     tuner = tuner_of(three_stages())
-    report = build_report(tuner.summary()) | {"warm_start": {"from": "runs/x", "used": True, "why": "it fits"}}
-    assert "\nwarm    started from runs/x: it fits\n" in end_card(report)
-    report["warm_start"]["used"] = False
-    assert "\nwarm    not started from runs/x: it fits\n" in end_card(report)
+    report, told = build_report(tuner.summary()), {"from": "runs/x", "used": True, "why": "it fits"}
+    assert "\nwarm    started from runs/x: it fits\n" in end_card(replace(report, warm_start=told))
+    card = end_card(replace(report, warm_start=told | {"used": False}))
+    assert "\nwarm    not started from runs/x: it fits\n" in card
 
 
 def test_a_recipe_has_the_key(tmp_path: Path) -> None:

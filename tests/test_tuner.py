@@ -61,29 +61,29 @@ def test_a_starved_run_is_fed(policy: str, settles_in_s: float) -> None:
     tuner = tuner_of(loop.pipeline, policy=make_policy(policy))
     loop.run(tuner, seconds=20.0)
     summary = tuner.summary()
-    assert summary["before"]["verdict"] == "input-bound"
-    assert summary["before"]["stage"] == "decode"
-    assert summary["before"]["wait_frac"] == pytest.approx(0.8, abs=0.02)
-    assert summary["before"]["throughput_samples_per_s"] == pytest.approx(320, rel=0.05)
-    assert summary["after"]["verdict"] == "compute-bound"
-    assert summary["after"]["throughput_samples_per_s"] == pytest.approx(1600, rel=0.02)
-    assert summary["before"]["allocation"]["decode"] == 1
-    assert summary["after"]["allocation"] == loop.pipeline.values
-    assert summary["changes"] >= 1
-    assert 0.0 < summary["settled_after_s"] < settles_in_s
-    assert summary["frozen"] is None
+    assert summary.before.verdict == "input-bound"
+    assert summary.before.stage == "decode"
+    assert summary.before.wait_frac == pytest.approx(0.8, abs=0.02)
+    assert summary.before.throughput_samples_per_s == pytest.approx(320, rel=0.05)
+    assert summary.after.verdict == "compute-bound"
+    assert summary.after.throughput_samples_per_s == pytest.approx(1600, rel=0.02)
+    assert summary.before.allocation["decode"] == 1
+    assert summary.after.allocation == loop.pipeline.values
+    assert summary.changes >= 1
+    assert 0.0 < summary.settled_after_s < settles_in_s
+    assert summary.frozen is None
 
 
 def test_a_change_at_the_very_end_leaves_the_figures_of_the_one_before() -> None:
     loop = FakeLoop(starved())
     tuner = tuner_of(loop.pipeline, policy=Script({"decode": 2}, {"decode": 4}))
     loop.run(tuner, seconds=60.0, until=lambda: sum(decision.applied for decision in loop.decisions) == 1)
-    assert tuner.summary()["after"]["windows"] == 0
+    assert tuner.summary().after.windows == 0
     loop.run(tuner, seconds=60.0, until=lambda: sum(decision.applied for decision in loop.decisions) == 2)
     summary = tuner.summary()
-    assert summary["changes"] == 2
-    assert (summary["after"]["windows"], summary["after"]["allocation"]["decode"]) == (1, 2)
-    assert summary["after"]["throughput_samples_per_s"] > 1.5 * summary["before"]["throughput_samples_per_s"]
+    assert summary.changes == 2
+    assert (summary.after.windows, summary.after.allocation["decode"]) == (1, 2)
+    assert summary.after.throughput_samples_per_s > 1.5 * summary.before.throughput_samples_per_s
 
 
 def test_the_effect_of_a_decision_is_measured_at_the_next_one() -> None:
@@ -139,7 +139,7 @@ def test_observe_and_advise_never_resize(mode: str) -> None:
     assert bool(advice) is (mode == "advise")
     if advice:
         assert advice[0]["decode"] >= 5
-    assert tuner.summary()["changes"] == 0
+    assert tuner.summary().changes == 0
 
 
 def test_a_veto_is_recorded_with_its_numbers() -> None:
@@ -231,7 +231,7 @@ def test_a_broken_pipeline_freezes_the_tuner_once(where: str) -> None:
     assert loop.run(tuner, seconds=20.0) == []
     assert loop.totals.steps > steps, "training goes on"
     assert pipeline.resizes == []
-    assert tuner.summary()["frozen"] == tuner.frozen
+    assert tuner.summary().frozen == tuner.frozen
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("oops"), RuntimeError("oops"), RecursionError()])
@@ -424,7 +424,7 @@ def test_summary_is_plain_json_at_any_moment(tmp_path: Path) -> None:
     tuner = tuner_of(loop.pipeline, History(tmp_path / "history.jsonl"))
     for seconds in (0.0, 3.0, 10.0):
         loop.run(tuner, seconds=seconds)
-        json.dumps(tuner.summary(), allow_nan=False)
+        json.dumps(tuner.summary().to_json(), allow_nan=False)
         json.dumps(tuner.state_dict(), allow_nan=False)
     tuner.close()
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
@@ -451,4 +451,4 @@ def test_an_empty_pipeline_is_measured_and_left() -> None:
         tuner = Tuner(Nothing(), TunerConfig(policy=name), probe=machine, clock=machine.clock())
         loop.run(tuner, seconds=10.0)
         assert tuner.frozen is None
-        assert tuner.summary()["after"]["verdict"] == "input-bound"
+        assert tuner.summary().after.verdict == "input-bound"

@@ -28,8 +28,9 @@ import sys
 from pathlib import Path
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.history import History
-from intune_callbacks.record.report import build_report, write_report
+from intune_callbacks.record.report import write_report
 from intune_callbacks.tuner import Tuner
 
 folder = Path(sys.argv[1])

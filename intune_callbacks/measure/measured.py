@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
@@ -86,17 +86,6 @@ class Measured:
     def cpus_had(self) -> float:
         """CPUs the input pipeline can have: what it may use, without what others on the machine use."""
         return self.cpus if self.cpus_idle is None else min(self.cpus, self.cpus_busy + self.cpus_idle)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Measured:
-        """Return what `to_json` was called on."""
-        stages = tuple(Stage(**stage) for stage in told["stages"])
-        rates = {name: StageRates(**rate) for name, rate in told["rates"].items()}
-        return cls(**{**told, "stages": stages, "rates": rates})
 
 
 def measured(observations: Sequence[Observation]) -> Measured | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from intune_callbacks.measure.measured import measured
 from intune_callbacks.measure.verdict import settle
 from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.record.report import Side, Span
 from intune_callbacks.types import Observation
 from intune_callbacks.words import six_digits
 
@@ -32,34 +33,28 @@ class Mark:
     samples: int = 0
 
 
-def figures(begin: Mark, end: Mark) -> dict[str, Any]:
-    """Return what happened between two moments, by the wall clock, in plain JSON types.
+def figures(begin: Mark, end: Mark) -> Span:
+    """Return what happened between two moments.
 
     Args:
         begin: of the span.
         end: of the span.
-
-    Returns:
-        ``samples``, ``steps``, ``wall_s``, ``paused_s`` (validation, checkpoints), ``seam_s`` and ``epochs`` (starts of
-        epochs), ``throughput_samples_per_s`` and ``throughput_batches_per_s`` over the wall less pauses,
-        ``running_samples_per_s`` (starts of epochs left out as well) and ``wait_frac``; a rate is None where nothing
-        was measured.
     """
     first, last, samples = begin.totals, end.totals, end.samples - begin.samples
     wait_s, model_s = last.wait_s - first.wait_s, last.model_s - first.model_s
     active_s, seam_s = wait_s + model_s, last.seam_s - first.seam_s
-    return {
-        "samples": samples,
-        "steps": last.steps - first.steps,
-        "wall_s": six_digits(last.wall_s - first.wall_s),
-        "paused_s": six_digits(last.paused_s - first.paused_s),
-        "seam_s": six_digits(seam_s),
-        "epochs": last.epochs - first.epochs,
-        "throughput_samples_per_s": _rate(samples, active_s),
-        "throughput_batches_per_s": _rate(last.steps - first.steps, active_s),
-        "running_samples_per_s": _rate(samples, active_s - seam_s),
-        "wait_frac": _rate(wait_s, active_s),
-    }
+    return Span(
+        samples=samples,
+        steps=last.steps - first.steps,
+        wall_s=six_digits(last.wall_s - first.wall_s),
+        paused_s=six_digits(last.paused_s - first.paused_s),
+        seam_s=six_digits(seam_s),
+        epochs=last.epochs - first.epochs,
+        throughput_samples_per_s=_rate(samples, active_s),
+        throughput_batches_per_s=_rate(last.steps - first.steps, active_s),
+        running_samples_per_s=_rate(samples, active_s - seam_s),
+        wait_frac=_rate(wait_s, active_s),
+    )
 
 
 class BeforeAfter:
@@ -108,11 +103,11 @@ class BeforeAfter:
         if self.changes and self.settled_after_s is None:
             self.settled_after_s = wall_s
 
-    def describe_before(self) -> dict[str, Any]:
+    def describe_before(self) -> Side:
         """Return `describe` of the time from the warm-up to the first change."""
         return describe(self.before, (self._begun or Mark(), self._first_change if self.changes else self.now))
 
-    def describe_after(self) -> dict[str, Any]:
+    def describe_after(self) -> Side:
         """Return `describe` of the time since the last change that was measured."""
         if not self.changes:
             return self.describe_before()
@@ -120,61 +115,53 @@ class BeforeAfter:
             return describe(self.after, (self._last_change, self.now))
         return describe(self.after, (self._change_before, self._last_change))
 
-    def whole(self) -> dict[str, Any]:
-        """Return `figures` of the whole run, all rates over the whole wall, and ``first_batch_s``."""
-        run, wall_s = figures(Mark(), self.now), self.now.totals.wall_s
-        return run | {
-            "throughput_samples_per_s": _rate(self.now.samples, wall_s),
-            "throughput_batches_per_s": _rate(self.now.totals.steps, wall_s),
-            "wait_frac": _rate(self.now.totals.wait_s, wall_s),
-            "first_batch_s": six_digits(self.now.totals.first_batch_s),
+    def whole(self) -> Span:
+        """Return `figures` of the whole run, all rates over the whole wall."""
+        totals = self.now.totals
+        rates: dict[str, Any] = {
+            "throughput_samples_per_s": _rate(self.now.samples, totals.wall_s),
+            "throughput_batches_per_s": _rate(totals.steps, totals.wall_s),
+            "wait_frac": _rate(totals.wait_s, totals.wall_s),
         }
+        return replace(figures(Mark(), self.now), **rates, first_batch_s=six_digits(totals.first_batch_s))
 
 
-def describe(observations: Sequence[Observation], span: tuple[Mark, Mark] | None = None) -> dict[str, Any]:
-    """Return the figures and the verdict of some windows in plain JSON types, and what causes are computed from.
+def describe(observations: Sequence[Observation], span: tuple[Mark, Mark] | None = None) -> Side:
+    """Return the figures and the verdict of some windows, and what causes are computed from.
 
     Args:
         observations: windows of one allocation, oldest first; without any every number is None.
         span: from where to where: then throughput and wait are those of the whole span, what lies between the windows
             included; else medians of the windows.
     """
-    judged, common = settle(observations), measured(observations)
+    judged = settle(observations)
     last = observations[-1] if observations else None
-    known = {
+    known: dict[str, Any] = {
         "throughput_samples_per_s": _middle([o.samples_per_s for o in observations]),
         "throughput_batches_per_s": _middle([o.batches_per_s for o in observations]),
         "wait_frac": _middle([o.wait_frac for o in observations]),
     }
     if span is not None and observations:
-        known |= {key: value for key, value in figures(*span).items() if value is not None}
-    return known | {
-        "exposed_wait_frac": _middle([o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]),
-        "model_s": _middle([o.model_s for o in observations]),
-        "allocation": last.allocation if last else {},
-        "memory_used_bytes": last.resources.memory_used_bytes if last else None,
-        "memory_limit_bytes": last.resources.memory_limit_bytes if last else None,
-        "cpus": six_digits(last.resources.cpus) if last else None,
-        "windows": len(observations),
-        "verdict": judged.kind,
-        "stage": judged.stage,
-        "headroom": six_digits(judged.headroom),
-        "why": judged.why,
-        "measured": _plain(common.to_json()) if common is not None else None,
-    }
+        known |= {key: value for key, value in asdict(figures(*span)).items() if value is not None}
+    return Side(
+        **known,
+        exposed_wait_frac=_middle([o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]),
+        model_s=_middle([o.model_s for o in observations]),
+        allocation=last.allocation if last else {},
+        memory_used_bytes=last.resources.memory_used_bytes if last else None,
+        memory_limit_bytes=last.resources.memory_limit_bytes if last else None,
+        cpus=six_digits(last.resources.cpus) if last else None,
+        windows=len(observations),
+        verdict=judged.kind,
+        stage=judged.stage,
+        headroom=six_digits(judged.headroom),
+        why=judged.why,
+        measured=measured(observations),
+    )
 
 
 def _rate(part: float, seconds: float) -> float | None:
     return six_digits(part / seconds) if seconds > 0.0 else None
-
-
-def _plain(value: Any) -> Any:
-    """Numbers with six digits, lists for tuples."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return six_digits(value) if isinstance(value, float) else value
 
 
 def _middle(values: Sequence[float]) -> float | None:

@@ -1,10 +1,10 @@
-"""What a run has shown: whether it got slower, why it is not faster, and what to do about it."""
+"""What a run has shown: whether it got slower, why it is not faster, and what to do about it; the end of its report."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from intune_callbacks.measure.advice import to_set
@@ -12,10 +12,11 @@ from intune_callbacks.measure.cause import advice, causes
 from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.predict import WORTH, Advice
-from intune_callbacks.types import Hint
+from intune_callbacks.record.report import Report, Span
+from intune_callbacks.record.versions import versions
 from intune_callbacks.words import SLOWER, amount, changed, count, ratio
 
-__all__ = ["Findings", "as_json", "findings"]
+__all__ = ["build_report"]
 
 LEAST_LOSS, ERRORS = 0.03, 2.0
 RAISED = 1.5
@@ -24,66 +25,72 @@ OF_NUMBERS = ("storage", "workers", "loader", "startup")
 """Causes whose remedy is in the advised numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What is said of a run.
+def build_report(
+    summary: Report,
+    *,
+    mode_source: str = "default",
+    auc: float | None = None,
+    note: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Report:
+    """Return the report of one run: what was measured, and what that has shown.
 
     Args:
-        verdict: the word for the run.
-        why: what the training waited for before the first change; of a slower run, what was done to it.
-        cause: why that was so, empty where there is nothing to say.
-        next: what to do, the first line in words and then what to paste.
-        causes: why it is not faster now, what limits first.
-        advice: numbers to write: ``allocation``, ``gain``, ``lines`` to paste and ``words`` for the rest; None where
-            no gain is predicted.
-    """
-
-    verdict: str
-    why: str
-    cause: str
-    next: str
-    causes: tuple[Cause, ...]
-    advice: dict[str, Any] | None
-
-
-def findings(summary: Mapping[str, Any], note: str | None = None) -> Findings:
-    """Return what a run has shown.
-
-    Args:
-        summary: what `Tuner.summary()` gave; ``hints`` and ``whole`` may be missing.
+        summary: what `Tuner.summary()` gave.
+        mode_source: where the mode came from: ``INTUNE_MODE``, ``command line``, ``argument``, ``recipe`` or
+            ``default``.
+        auc: test AUC of the trained model, if a recipe measured it.
         note: why nothing can be tuned and what would change that, if so.
+        settings: each value of the tuner and where it came from; see `intune_callbacks.config.sourced`.
     """
     known = _evidence(summary)
-    whole = known.whole
-    before, after = (_measured(summary[side], whole) for side in ("before", "after"))
+    before, after = (_measured(side.measured, known.whole) for side in (summary.before, summary.after))
     first, last = causes(before, known), causes(after, known)
     told = _advised(summary, _advice(summary, after, known), last, after)
     slower = _slower(summary, before, after)
     if slower is not None:
-        return Findings(SLOWER, slower, _because(last), _remedy(summary), last, None)
-    word, why, waited = summary["after"]["verdict"], summary["before"]["why"], summary["before"]["verdict"]
-    cause = _because(first) if waited == "input-bound" else ""
-    return Findings(word, why, cause, _next(summary, note, last, told), last, told)
+        verdict, why, cause, do, told = SLOWER, slower, _because(last), _remedy(summary), None
+    else:
+        verdict, why, do = summary.after.verdict, summary.before.why, _next(summary, note, last, told)
+        cause = _because(first) if summary.before.verdict == "input-bound" else ""
+    return replace(
+        summary,
+        verdict=verdict,
+        why=why,
+        cause=cause,
+        next=do,
+        advice=told,
+        causes=tuple(replace(one, gain=round(one.gain, 3)) for one in last),
+        before=replace(summary.before, measured=None),
+        after=replace(summary.after, measured=None),
+        memory=replace(
+            summary.memory,
+            before_bytes=summary.before.memory_used_bytes,
+            after_bytes=summary.after.memory_used_bytes,
+            limit_bytes=summary.after.memory_limit_bytes,
+        ),
+        mode_source=mode_source,
+        settings=settings or {},
+        auc=auc,
+        versions=versions(),
+    )
 
 
-def _measured(side: Mapping[str, Any], whole: Mapping[str, Any]) -> Measured | None:
-    told = side.get("measured")
-    if told is None:
-        return None
-    seen = Measured.from_json(told)
-    if not seen.seam_s and whole.get("seam_s") and whole.get("steps"):
+def _measured(seen: Measured | None, whole: Mapping[str, Any]) -> Measured | None:
+    if seen is not None and not seen.seam_s and whole.get("seam_s") and whole.get("steps"):
         # None of the windows that are remembered held the start of an epoch.
         return replace(seen, seam_s=whole["seam_s"] / whole["steps"])
     return seen
 
 
-def _evidence(summary: Mapping[str, Any]) -> Evidence:
+def _evidence(summary: Report) -> Evidence:
+    whole = asdict(summary.whole or Span())
     return Evidence(
-        hints=tuple(Hint(**hint) for hint in summary.get("hints") or ()),
-        whole={"steps": summary["steps"], **(summary.get("whole") or {})},
-        tried=_tried(summary["decisions"]),
-        vetoes=tuple(veto for decision in summary["decisions"][-LATELY:] for veto in decision["vetoes"]),
-        first={stage["name"]: stage["first"] for stage in summary["stages"]},
+        hints=summary.hints,
+        whole={"steps": summary.steps} | {key: value for key, value in whole.items() if value is not None},
+        tried=_tried(summary.decisions),
+        vetoes=tuple(veto for decision in summary.decisions[-LATELY:] for veto in decision["vetoes"]),
+        first={row.name: row.first for row in summary.stages if row.first is not None},
     )
 
 
@@ -100,21 +107,20 @@ def _tried(decisions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return tried
 
 
-def _advice(summary: Mapping[str, Any], seen: Measured | None, known: Evidence) -> Advice:
-    if seen is not None and summary["mode"] == "tune" and summary["changes"]:
+def _advice(summary: Report, seen: Measured | None, known: Evidence) -> Advice:
+    if seen is not None and summary.mode == "tune" and summary.changes:
         # What could be changed while it ran was tried: there the measurements go before the prediction.
         stages = tuple(replace(s, high=s.current) if s.when == "now" else s for s in seen.stages)
         seen = replace(seen, stages=stages)
     return advice(seen, known)
 
 
-def _advised(
-    summary: Mapping[str, Any], found: Advice, last: Sequence[Cause], seen: Measured | None
-) -> dict[str, Any] | None:
-    lines, words = to_set(found.allocation, summary["stages"], found.kept) if found.gain > 1.0 else ([], [])
+def _advised(summary: Report, found: Advice, last: Sequence[Cause], seen: Measured | None) -> dict[str, Any] | None:
+    rows = [asdict(row) for row in summary.stages]
+    lines, words = to_set(found.allocation, rows, found.kept) if found.gain > 1.0 else ([], [])
     gain = found.gain
     for cause in last:
-        if cause.line and (cause.kind not in OF_NUMBERS or not summary["stages"]):
+        if cause.line and (cause.kind not in OF_NUMBERS or not summary.stages):
             lines, gain = [*lines, *cause.line.splitlines()], gain * cause.gain
     if gain < WORTH or not (lines or words) or seen is None:
         return None
@@ -122,25 +128,25 @@ def _advised(
     return {"allocation": found.allocation, "gain": round(gain, 3), "lines": lines, "words": words}
 
 
-def _slower(summary: Mapping[str, Any], before: Measured | None, after: Measured | None) -> str | None:
+def _slower(summary: Report, before: Measured | None, after: Measured | None) -> str | None:
     """Say that the run lost speed beyond what chance explains, and what was done to it; None where it did not."""
-    rates = [summary[side]["throughput_samples_per_s"] for side in ("before", "after")]
-    if not summary["changes"] or before is None or after is None or not all(rates):
+    first, last = summary.before.throughput_samples_per_s, summary.after.throughput_samples_per_s
+    if not summary.changes or before is None or after is None or not (first and last):
         return None
     if "too short" in (before.verdict, after.verdict):
         return None
-    got = rates[1] / rates[0]
+    got = last / first
     if got >= 1.0 - max(LEAST_LOSS, ERRORS * math.hypot(before.noise, after.noise)):
         return None
-    shown = [stage for stage in summary["stages"] if stage["window_of"] is None] or summary["stages"]
-    first, now = ({stage["name"]: stage[key] for stage in shown} for key in ("first", "current"))
-    did = f"InTune set {changed(first, now)}" if first != now else "InTune went back to the numbers of the start"
-    rate = f"{amount(rates[1])} samples/s after {amount(rates[0])} before ({ratio(got)})"
-    return f"{rate}: {did}, after {count(summary['changes'], 'change')}"
+    shown = [row for row in summary.stages if row.window_of is None] or summary.stages
+    then, now = ({row.name: getattr(row, which) for row in shown} for which in ("first", "current"))
+    did = f"InTune set {changed(then, now)}" if then != now else "InTune went back to the numbers of the start"
+    rate = f"{amount(last)} samples/s after {amount(first)} before ({ratio(got)})"
+    return f"{rate}: {did}, after {count(summary.changes, 'change')}"
 
 
-def _remedy(summary: Mapping[str, Any]) -> str:
-    moved = {s["name"]: s["first"] for s in summary["stages"] if s["first"] != s["current"] and not s["window_of"]}
+def _remedy(summary: Report) -> str:
+    moved = {row.name: row.first for row in summary.stages if row.first != row.current and not row.window_of}
     keep = f"keep your own numbers ({', '.join(f'{name} {n}' for name, n in moved.items())})" if moved else ""
     leave = "run with mode='observe', which changes nothing"
     return f"{keep}: {leave}" if keep else f"{leave}, and see whether it is faster: then please report this pipeline"
@@ -150,15 +156,15 @@ def _because(found: Sequence[Cause]) -> str:
     return found[0].sentence if found and found[0].kind != "model" else ""
 
 
-def _next(summary: Mapping[str, Any], note: str | None, last: Sequence[Cause], told: dict[str, Any] | None) -> str:
-    verdict, mode = summary["after"]["verdict"], summary["mode"]
+def _next(summary: Report, note: str | None, last: Sequence[Cause], told: dict[str, Any] | None) -> str:
+    verdict, mode = summary.after.verdict, summary.mode
     if note:
         return "\n".join([note, *_pasted(told)])
-    if summary["frozen"]:
+    if summary.frozen:
         return "the allocation stayed where it was; please report the error above"
     if verdict == "too short":
         return "train longer: nothing can be said about so few steps"
-    if told is None and (mode != "tune" or not summary["changes"]):
+    if told is None and (mode != "tune" or not summary.changes):
         if last and last[0].kind == "order":
             return last[0].sentence
         return f"nothing to change: {last[0].sentence if last else 'no gain is predicted'}"
@@ -167,10 +173,10 @@ def _next(summary: Mapping[str, Any], note: str | None, last: Sequence[Cause], t
     if told is not None:
         return "\n".join(_pasted(told, ", or let mode='tune' do it" if mode == "advise" else ""))
     if verdict == "input-bound":
-        stage = summary["after"]["stage"]
+        stage = summary.after.stage
         why = _because(last)
         return f"{repr(stage) if stage else 'the input'} still limits{': ' if why else ''}{why}"
-    workers = {e["name"]: e["current"] for e in summary["stages"] if e["unit"] == "workers"}
+    workers = {row.name: row.current for row in summary.stages if row.unit == "workers"}
     return "start the next run with " + ", ".join(f"{name} {n}" for name, n in workers.items())
 
 
@@ -181,8 +187,3 @@ def _pasted(told: Mapping[str, Any] | None, instead: str = "") -> list[str]:
     words = f"set {', '.join(told['words'])}" if told["words"] else ""
     head = ", and ".join([*(["paste what is below"] if told["lines"] else []), *([words] if words else [])])
     return [f"{head} (expected {ratio(told['gain'])}){instead}", *told["lines"]]
-
-
-def as_json(found: Sequence[Cause]) -> list[dict[str, Any]]:
-    """Return causes in plain JSON types, gains with three digits."""
-    return [asdict(cause) | {"gain": round(cause.gain, 3)} for cause in found]

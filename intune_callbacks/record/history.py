@@ -1,9 +1,10 @@
-"""Remember every decision: what was seen, done and why, and what it brought; one JSON line each."""
+"""Every decision: what was seen, done and why, and what it brought; one JSON line each, written and read here."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 from intune_callbacks.errors import warn
 from intune_callbacks.types import Allocation, Observation
-from intune_callbacks.words import six_digits
+from intune_callbacks.words import number, six_digits
 
-__all__ = ["Decision", "History"]
+__all__ = ["HISTORY", "Decision", "History", "Tail"]
 
+HISTORY = "history.jsonl"
 KEPT = 1000
 """Of each kind of decision so many are remembered besides the first ones."""
 FIRST = 500
@@ -142,3 +144,66 @@ class History:
     def events(self) -> tuple[Decision, ...]:
         """The decisions in which something was proposed, changed or refused."""
         return (*self._first, *self._events)
+
+
+class Tail:
+    """Reads a history, also while it is written: complete lines only, and of a file with several fits the last one.
+
+    Args:
+        path: of the file; it need not exist yet.
+
+    Attributes:
+        unread: lines that hold no decision, as after a crash in the middle of one.
+        earlier: decisions of earlier fits.
+        is_cut: True while the last line is not complete.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self.unread = self.earlier = self._read = self._offset = self._file = 0
+        self.is_cut, self._step = False, -math.inf
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """Return the decisions written since the last call, and whether what was read before is of another fit.
+
+        A file that was replaced or cut is read from its beginning.
+        """
+        new: list[dict[str, Any]] = []
+        anew = False
+        try:
+            with self.path.open("rb") as file:
+                now = os.fstat(file.fileno())
+                if now.st_ino != self._file or now.st_size < self._offset:
+                    self._forget()
+                    self._file, anew = now.st_ino, True
+                file.seek(self._offset)
+                for line in file:
+                    self.is_cut = not line.endswith(b"\n")
+                    if self.is_cut:
+                        break
+                    self._offset += len(line)
+                    decision = _decision(line)
+                    if decision is None:
+                        self.unread += 1
+                        continue
+                    if decision["step"] <= self._step:
+                        self.earlier, self._read, new, anew = self.earlier + self._read, 0, [], True
+                    self._step, self._read = decision["step"], self._read + 1
+                    new.append(decision)
+        except FileNotFoundError:
+            self._forget()
+            return [], True
+        return new, anew
+
+
+def _decision(line: bytes) -> dict[str, Any] | None:
+    """Return what a line holds; None if that is no decision."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    is_one = isinstance(found, dict) and isinstance(found.get("observation"), dict)
+    return found if is_one and number(found.get("step")) is not None else None

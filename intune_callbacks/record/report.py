@@ -1,242 +1,250 @@
-"""What a run found: `report.json` and the card printed at its end."""
+"""What is told of a run: `report.json`, typed, and read whatever version wrote it."""
 
 from __future__ import annotations
 
-import functools
 import json
-import platform
-import sys
-import textwrap
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from intune_callbacks.measure.cause import Cause
+from intune_callbacks.measure.measured import Measured
 from intune_callbacks.record.files import write_whole
-from intune_callbacks.record.findings import as_json, findings
-from intune_callbacks.record.whole_run import whole_run
-from intune_callbacks.words import (
-    SLOWER,
-    allocation,
-    amount,
-    headline,
-    in_short,
-    memory,
-    number,
-    percent,
-    ratio,
-    reason_why,
-    warm_start,
-)
+from intune_callbacks.types import Hint, Stage
+from intune_callbacks.words import number
 
-__all__ = ["also", "build_report", "card_rows", "end_card", "versions", "write_report"]
+__all__ = ["REPORT", "Memory", "Report", "Side", "Span", "StageRow", "write_report"]
 
-FOUND = "found.yaml"
-FILES = ("report.html", "report.json", "history.jsonl", FOUND)
-# Rows of words, folded at this width; numbers, paths and what is to be pasted stay in one line.
-WORDS, WIDTH = ("why", "cause", "also", "next"), 108
-# Below this share of wait the model takes what it gets.
-WAITS = 0.05
-BESIDE, MOST_BESIDE = ("startup", "shuffle", "prefetch", "memory", "loader"), 2
-FRAMEWORKS = ("torch", "pytorch_lightning", "lightning", "torchdata", "tensorflow", "keras", "jax")
+REPORT = "report.json"
 
 
-def build_report(
-    summary: Mapping[str, Any],
-    *,
-    mode_source: str = "default",
-    auc: float | None = None,
-    note: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the report of one run.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What happened between two moments, by the wall clock; None where nothing was measured.
 
     Args:
-        summary: what `Tuner.summary()` gave; ``whole``, the figures of the whole run, and ``hints`` may be missing.
-        mode_source: where the mode came from: ``INTUNE_MODE``, ``command line``, ``argument``, ``recipe`` or
-            ``default``.
-        auc: test AUC of the trained model, if a recipe measured it.
-        note: why nothing can be tuned and what would change that, if so.
-        settings: each value of the tuner and where it came from; see `intune_callbacks.config.sourced`.
-
-    Returns:
-        The summary with ``verdict``, ``why``, ``cause``, ``next``, ``causes``, ``advice``, ``memory``, ``versions``,
-        ``mode_source``, ``settings`` and ``auc``.
+        samples: trained on.
+        steps: batches trained on.
+        wall_s: seconds.
+        paused_s: seconds of validation and checkpoints.
+        seam_s: seconds at the starts of epochs.
+        epochs: that began.
+        throughput_samples_per_s: over the wall less pauses; of a whole run over all of it.
+        throughput_batches_per_s: the same in batches.
+        running_samples_per_s: over the wall without pauses and starts of epochs.
+        wait_frac: share of the time waited for data, 0..1.
+        first_batch_s: seconds to the first batch; of a whole run only.
     """
-    found = findings(summary, note)
-    before, after = ({k: v for k, v in summary[side].items() if k != "measured"} for side in ("before", "after"))
-    return {
-        "verdict": found.verdict,
-        "why": found.why,
-        "cause": found.cause,
-        "next": found.next,
-        "causes": as_json(found.causes),
-        "advice": found.advice,
-        "hints": list(summary.get("hints") or ()),
-        "whole": summary.get("whole"),
-        "mode": summary["mode"],
-        "mode_source": mode_source,
-        "settings": dict(settings or {}),
-        "policy": summary["policy"],
-        "before": before,
-        "after": after,
-        "changes": summary["changes"],
-        "settled_after_s": summary["settled_after_s"],
-        "wall_s": summary["wall_s"],
-        "steps": summary["steps"],
-        "samples": summary["samples"],
-        "stages": summary["stages"],
-        "memory": {
-            "before_bytes": before["memory_used_bytes"],
-            "after_bytes": after["memory_used_bytes"],
-            "limit_bytes": after["memory_limit_bytes"],
-            "soft_limit_frac": summary["memory_soft_limit"],
-        },
-        "frozen": summary["frozen"],
-        "auc": auc,
-        "versions": versions(),
-        "decisions": summary["decisions"],
-    }
+
+    samples: int | None = None
+    steps: int | None = None
+    wall_s: float | None = None
+    paused_s: float | None = None
+    seam_s: float | None = None
+    epochs: int | None = None
+    throughput_samples_per_s: float | None = None
+    throughput_batches_per_s: float | None = None
+    running_samples_per_s: float | None = None
+    wait_frac: float | None = None
+    first_batch_s: float | None = None
 
 
-def write_report(directory: str | Path, report: Mapping[str, Any]) -> Path:
+@dataclass(frozen=True, slots=True)
+class Side(Span):
+    """A run before its first change, or after its last one.
+
+    Args:
+        exposed_wait_frac: share of the time the GPU idled for want of data, 0..1; None without a GPU.
+        model_s: seconds of a step that are not wait.
+        allocation: stage name -> value.
+        memory_used_bytes: at the end of the last window.
+        memory_limit_bytes: of the container or machine.
+        cpus: that the input pipeline may use.
+        windows: that were measured.
+        verdict: the word for them.
+        stage: that limits; None when unknown, or when the input is not the bottleneck.
+        headroom: what the input could deliver over what is taken.
+        why: a sentence.
+        measured: what causes are computed from; never in the file.
+    """
+
+    exposed_wait_frac: float | None = None
+    model_s: float | None = None
+    allocation: Mapping[str, Any] = field(default_factory=dict)
+    memory_used_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    cpus: float | None = None
+    windows: int = 0
+    verdict: str = "not known"
+    stage: str | None = None
+    headroom: float | None = None
+    why: str = ""
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow(Stage):
+    """One number of the pipeline, as it was at the end.
+
+    Args:
+        first: its value at the start of the run; None where unknown.
+    """
+
+    first: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory in use and its limits.
+
+    Args:
+        before_bytes: in use before the first change.
+        after_bytes: in use after the last one.
+        limit_bytes: of the container or machine.
+        soft_limit_frac: share of the limit that the tuner keeps to, 0..1.
+    """
+
+    before_bytes: int | None = None
+    after_bytes: int | None = None
+    limit_bytes: int | None = None
+    soft_limit_frac: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is told of a run; the names are the keys of `report.json`.
+
+    Args:
+        verdict: the word for the run.
+        why: what the training waited for before the first change; of a slower run, what was done to it.
+        cause: why that was so, empty where there is nothing to say.
+        next: what to do, the first line in words and then what to paste.
+        causes: why it is not faster now, what limits first.
+        advice: numbers to write: ``allocation``, ``gain``, ``lines`` to paste and ``words``; None without a gain.
+        hints: what can be seen of the pipeline without running it.
+        whole: of the whole run; None where unknown.
+        mode: in force.
+        mode_source: where the mode came from.
+        settings: each value of the tuner and where it came from.
+        policy: its name; None without a tuner.
+        before: before the first change.
+        after: after the last one.
+        changes: resizes.
+        settled_after_s: seconds until the policy held; None while it never did.
+        wall_s: seconds.
+        steps: batches.
+        samples: trained on.
+        stages: in pipeline order.
+        memory: in use, and its limits.
+        frozen: an internal error, if there was one.
+        auc: test AUC of the trained model, if a recipe measured it.
+        versions: package -> version.
+        decisions: those in which something was proposed, changed or refused, as in the history.
+        ranks: at rank 0 of several: ``wait_s`` and ``model_s`` by rank, ``straggler`` and ``line``.
+        warm_start: ``from``, ``used`` and ``why``, where one was asked for.
+        more: whatever else is in the file, by key.
+    """
+
+    verdict: str = ""
+    why: str = ""
+    cause: str = ""
+    next: str = ""
+    causes: tuple[Cause, ...] = ()
+    advice: Mapping[str, Any] | None = None
+    hints: tuple[Hint, ...] = ()
+    whole: Span | None = None
+    mode: str = "not known"
+    mode_source: str = "not known"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    policy: str | None = None
+    before: Side = Side()
+    after: Side = Side()
+    changes: int = 0
+    settled_after_s: float | None = None
+    wall_s: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    stages: tuple[StageRow, ...] = ()
+    memory: Memory = Memory()
+    frozen: str | None = None
+    auc: float | None = None
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    decisions: tuple[Mapping[str, Any], ...] = ()
+    ranks: Mapping[str, Any] | None = None
+    warm_start: Mapping[str, Any] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Report:
+        """Return the report of a file; what is missing, or of another kind than expected, is left at its default."""
+        known = {one.name for one in fields(cls)} - {"more"}
+        more = {key: value for key, value in told.items() if key not in known}
+        return _object(cls, {**told, "more": more}) or cls()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        told: dict[str, Any] = _plain(self)
+        more: dict[str, Any] = told.pop("more")
+        return told | more
+
+
+MEDIANS = {"throughput_samples_per_s", "throughput_batches_per_s", "wait_frac"}
+NOT_NULL: dict[type, set[str]] = {
+    Report: {"ranks", "warm_start"},
+    Side: {*Span.__dataclass_fields__, "measured"} - MEDIANS,
+}
+"""What is not there at all where it is None: of a side, what is known of a span only and not of single windows."""
+
+
+def write_report(directory: str | Path, report: Report) -> Path:
     """Write `report.json` as a whole or not at all, and return its path.
 
     Args:
         directory: made if it does not exist.
-        report: what `build_report` gave.
+        report: of the run.
 
     Raises:
         OSError: when it cannot be written.
     """
-    path = Path(directory) / "report.json"
-    write_whole(path, json.dumps(report, indent=2, allow_nan=False) + "\n")
+    path = Path(directory) / REPORT
+    write_whole(path, json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n")
     return path
 
 
-def end_card(report: Mapping[str, Any], folder: Path | None = None) -> str:
-    """Return the card as plain text: verdict first, then why, before, after and what to do next, a row each.
-
-    Args:
-        report: what `build_report` gave.
-        folder: where the run wrote its files, if it did.
-    """
-    (name, head), *rows = card_rows(report, folder)
-    verdict, _, facts = head.partition("  ")
-    lines = [f"{f'{name}  {verdict}':<34}  {facts}"]
-    for label, text in rows:
-        first, *code = text.splitlines()
-        folded = textwrap.wrap(first, WIDTH, break_on_hyphens=False) if label in WORDS else [first]
-        lines.append(f"{label:<6}  " + ("\n" + 8 * " ").join([*folded, *code]))
-    return "\n".join(lines)
+def _plain(value: Any) -> Any:
+    """As JSON has it; a field that is None is a null, those of `NOT_NULL` are not there then."""
+    if is_dataclass(value):
+        not_null = NOT_NULL.get(type(value), ())
+        told = {one.name: getattr(value, one.name) for one in fields(value)}
+        return {name: _plain(one) for name, one in told.items() if one is not None or name not in not_null}
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def card_rows(report: Mapping[str, Any], folder: Path | None = None) -> list[tuple[str, str]]:
-    """Return the rows of the end card: a label, and a text that may have several lines.
-
-    Args:
-        report: what `build_report` gave.
-        folder: where the run wrote its files, if it did.
-    """
-    before, after, changes = report["before"], report["after"], report["changes"]
-    rows = [("InTune", f"{headline(report)}  {in_short(report)}"), ("why", reason_why(report))]
-    if report.get("cause"):
-        rows.append(("cause", report["cause"]))
-    last = f"{_line(after, report['stages'], 'current')}{_alone(after)}"
-    rows += [("before", _line(before, report["stages"], "first")), ("after", last)] if changes else [("now", last)]
-    if whole := whole_run(report):
-        rows.append(("whole", whole))
-    rows += [("also", text) for text in also(report)]
-    if warm := warm_start(report.get("warm_start")):
-        rows.append(("warm", warm))
-    if report.get("ranks"):
-        rows.append(("ranks", report["ranks"]["line"]))
-    if report["frozen"]:
-        rows.append(("frozen", report["frozen"]))
-    if report["mode_source"] != "default":
-        rows.append(("mode", f"{report['mode']}, from {_where(report['mode_source'])}"))
-    written = [name for name in FILES if folder is not None and (folder / name).is_file()]
-    if written:
-        rows.append(("files", f"{', '.join(written)} in {folder}"))
-    told = report["next"]
-    if FOUND in written and changes and not report["frozen"] and report.get("verdict") != SLOWER:
-        told += f"\nor begin it where this one ended: warm_start={json.dumps(str(folder))}"
-    return [*rows, ("next", told)]
-
-
-def _alone(side: Mapping[str, Any]) -> str:
-    """What the model would take if its input were free, where that is more than it gets."""
-    rate, idle = side["throughput_samples_per_s"], side.get("exposed_wait_frac")
-    wait = number(side["wait_frac"] if idle is None else idle)
-    if rate is None or wait is None or not WAITS <= wait < 1.0:
-        return ""
-    return f"   the model alone would take {amount(rate / (1.0 - wait))} samples/s"
-
-
-def also(report: Mapping[str, Any]) -> list[str]:
-    """Return the causes not told of yet that gain something or do harm for certain, two at most.
-
-    Args:
-        report: what `build_report` gave.
-    """
-    told = f"{report.get('cause')}\n{report['next']}"
-    others = [c for c in report.get("causes") or () if c["kind"] in BESIDE and c["sentence"] not in told]
-    return [
-        cause["sentence"] + (f" (expected {ratio(cause['gain'])})" if cause["gain"] > 1.0 else "")
-        for cause in others[:MOST_BESIDE]
-    ]
-
-
-def _line(side: Mapping[str, Any], stages: list[Mapping[str, Any]], which: str) -> str:
-    rate = side["throughput_samples_per_s"]
-    parts = [f"{amount(rate)} samples/s" if rate is not None else "not measured", _wait(side)]
-    parts.append(_allocation(stages, which))
-    used, limit = side["memory_used_bytes"], side["memory_limit_bytes"]
-    if used is not None and limit:
-        parts.append(f"RAM {memory(used, limit)}")
-    return "   ".join(part for part in parts if part)
-
-
-def _wait(side: Mapping[str, Any]) -> str:
-    if side["wait_frac"] is None:
-        return ""
-    idle = side.get("exposed_wait_frac")
-    # A blocked loop does no harm while the GPU still has work, and the verdict goes by the GPU.
-    return f"wait {percent(side['wait_frac'])}" + (f" (GPU idle {percent(idle)})" if idle is not None else "")
-
-
-def _allocation(stages: list[Mapping[str, Any]], which: str) -> str:
-    """Workers and depths; a window only where it changed while its workers did not."""
-    moved = {entry["name"] for entry in stages if entry["first"] != entry["current"]}
-    windows = {
-        entry["window_of"]: entry[which]
-        for entry in stages
-        if entry["name"] in moved and entry["window_of"] is not None and entry["window_of"] not in moved
-    }
-    return allocation({entry["name"]: entry[which] for entry in stages if entry["window_of"] is None}, windows)
-
-
-def _where(source: str) -> str:
-    return {"argument": "the argument", "recipe": "the recipe", "command line": "the command line"}.get(source, source)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what is in use; a framework nobody imported is not imported for that."""
-    found = {"python": platform.python_version()}
-    found["intune_callbacks"] = str(sys.modules["intune_callbacks"].__dict__["__version__"])
-    if (numpy := _numpy_version()) is not None:
-        found["numpy"] = numpy
-    for name in FRAMEWORKS:
-        module = sys.modules.get(name)
-        if module is not None and hasattr(module, "__version__"):
-            found[name] = str(module.__version__)
-    return found
-
-
-@functools.cache
-def _numpy_version() -> str | None:
-    """Asked for once: reading a package's metadata takes five milliseconds."""
-    try:
-        return version("numpy")
-    except PackageNotFoundError:
+def _object(cls: Any, told: object) -> Any:
+    """Return a dataclass from its JSON; None where that is no object, or lacks what has no default."""
+    if not isinstance(told, dict):
         return None
+    kinds = get_type_hints(cls)
+    given = {one.name: _value(kinds[one.name], told.get(one.name)) for one in fields(cls)}
+    known = {name: value for name, value in given.items() if value is not None}
+    bare = {one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING}
+    return cls(**known) if bare <= known.keys() else None
+
+
+def _value(kind: Any, told: object) -> Any:
+    """Return what was told as a value of this kind; None where it is none."""
+    if isinstance(kind, UnionType):
+        kind = get_args(kind)[0]  # the other one is None
+    if is_dataclass(kind):
+        return _object(kind, told)
+    if kind in (int, float):
+        return None if number(told) is None else kind(told)
+    if get_origin(kind) is tuple:
+        found = [_value(get_args(kind)[0], one) for one in told] if isinstance(told, list) else []
+        return tuple(one for one in found if one is not None)
+    plain = str if get_origin(kind) is Literal else get_origin(kind) or kind
+    return told if isinstance(told, plain) else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from intune_callbacks.measure.verdict import Verdict, settle
+from intune_callbacks.record.history import HISTORY, Tail
+from intune_callbacks.record.report import REPORT
 from intune_callbacks.types import Observation, Resources, Stage, StageRates
 
 __all__ = ["Job", "Rank"]
@@ -19,9 +20,6 @@ JUDGED = 5
 
 class Rank:
     """One history file and the report that ends it.
-
-    Only complete lines are read, so a line that is just being written is taken the next time. A file that was replaced
-    or cut is read from its beginning; where a run was appended to an older one only the newer one counts.
 
     Args:
         folder: where ``history.jsonl`` is, or will be.
@@ -36,13 +34,13 @@ class Rank:
         self.folder, self.name = folder, name
         self.decisions: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.change: dict[str, Any] | None = None
-        self._offset, self._file = 0, 0
+        self._tail = Tail(folder / HISTORY)
 
     @property
     def is_over(self) -> bool:
         """True when the report is newer than the last decision: the run has ended, and no other one has begun."""
         try:
-            return (self.folder / "report.json").stat().st_mtime_ns >= self._history.stat().st_mtime_ns
+            return (self.folder / REPORT).stat().st_mtime_ns >= self._tail.path.stat().st_mtime_ns
         except FileNotFoundError:
             return False
 
@@ -50,51 +48,24 @@ class Rank:
     def modified_s(self) -> float | None:
         """When the last decision was written, seconds since the epoch."""
         try:
-            return self._history.stat().st_mtime
+            return self._tail.path.stat().st_mtime
         except FileNotFoundError:
             return None
 
     def read(self) -> list[dict[str, Any]]:
         """Take what was written since the last call, and return the decisions in it that belong to the run."""
-        try:
-            with self._history.open("rb") as file:
-                file.seek(0, 2)
-                if self._history.stat().st_ino != self._file or file.tell() < self._offset:
-                    self._file, self._offset = self._history.stat().st_ino, 0
-                    self._forget()
-                file.seek(self._offset)
-                written = file.read()
-        except FileNotFoundError:
-            self._offset = 0
-            self._forget()
-            return []
-        complete = written[: written.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        new: list[dict[str, Any]] = []
-        for line in complete.splitlines():
-            decision = _decision(line)
-            if decision is None:
-                continue
-            if self.decisions and decision["step"] <= self.decisions[-1]["step"]:
-                self._forget()
-                new = []
-            new.append(decision)
-            self.decisions.append(decision)
-            if decision["applied"] or decision["granted"]:
-                self.change = decision
+        new, anew = self._tail.read()
+        if anew:
+            self.decisions.clear()
+            self.change = None
+        self.decisions.extend(new)
+        moved = [decision for decision in new if decision["applied"] or decision["granted"]]
+        self.change = moved[-1] if moved else self.change
         return new
 
     def verdict(self) -> Verdict:
         """Judge the last windows as the tuner does."""
         return settle([_observation(decision) for decision in list(self.decisions)[-JUDGED:]])
-
-    @property
-    def _history(self) -> Path:
-        return self.folder / "history.jsonl"
-
-    def _forget(self) -> None:
-        self.decisions.clear()
-        self.change = None
 
 
 class Job:
@@ -128,9 +99,9 @@ class Job:
 
     def read(self) -> list[tuple[Rank, dict[str, Any]]]:
         """Return the decisions that were written since the last call."""
-        for path in sorted(self.folder.glob("rank*/history.jsonl")):
+        for path in sorted(self.folder.glob(f"rank*/{HISTORY}")):
             self._ranks.setdefault(path.parent.name, Rank(path.parent, path.parent.name))
-        if (self.folder / "history.jsonl").is_file():
+        if (self.folder / HISTORY).is_file():
             self._ranks.setdefault("", Rank(self.folder))
         new = []
         for rank in self._ranks.values():
@@ -141,15 +112,6 @@ class Job:
                 self._begun.add(rank.name)
         self._looked = True
         return new
-
-
-def _decision(line: bytes) -> dict[str, Any] | None:
-    """Return what a line holds, None if that is no decision, as after a crash in the middle of a line."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("observation"), Mapping) else None
 
 
 def _observation(decision: Mapping[str, Any]) -> Observation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from intune_callbacks.decide.reward import worth
 from intune_callbacks.errors import warn
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.record.files import unwritable
+from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.history import Decision
-from intune_callbacks.record.report import build_report, versions, write_report
+from intune_callbacks.record.report import Report, write_report
+from intune_callbacks.record.versions import versions
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.ranks import exchange
 from intune_callbacks.session.warm_start import WarmStart, write_found
@@ -90,8 +92,8 @@ class TunedFit:
 
     def finish(
         self, note: str | None, together: bool = False, hints: Sequence[Hint] = (), **more: Any
-    ) -> dict[str, Any]:
-        """Write the last decision and the report, and return the report; empty when training never began.
+    ) -> Report | None:
+        """Write the last decision and the report, and return the report; None when training never began.
 
         Args:
             note: why nothing can be tuned and what would change that, if so.
@@ -100,27 +102,26 @@ class TunedFit:
             more: further entries of the report, in plain JSON types.
         """
         if self.tuner is None:
-            return {}
+            return None
         self.tuner.close()
         summary = self.tuner.summary()
-        summary |= {"frozen": self.frozen or summary["frozen"], "hints": [asdict(hint) for hint in hints]}
+        summary = replace(summary, frozen=self.frozen or summary.frozen, hints=tuple(hints))
         settings = sourced(self.config, self.mode_source, self._sources)
         settings["warm_start"] = {"value": self.warm.source, "source": self._sources.get("warm_start", "default")}
-        report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings) | more
-        if self.warm.entry is not None:
-            report["warm_start"] = self.warm.entry
+        report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings)
+        report = replace(report, warm_start=self.warm.entry, more=more)
         self._write(report)  # before the exchange, after which rank 0 reads the files of all
         if self.run_dir is not None:
             self._save(self.tuner, self.run_dir)
         ranks = exchange(report, self.rank, self.world) if together else None
         if ranks is not None:
-            report["ranks"] = ranks
+            report = replace(report, ranks=ranks)
             self._write(report)
         if self.run_dir is not None and self.rank == 0:
             at_the_end(self.run_dir if self.world == 1 else self.run_dir.parent)
         return report
 
-    def _write(self, report: dict[str, Any]) -> None:
+    def _write(self, report: Report) -> None:
         """Write the report; without room for it there is still the card."""
         if self.run_dir is not None:
             try:

@@ -191,9 +191,10 @@ class Fit(TunedFit):
             self._state = self.state_dict()
             if self.tuner is not None:  # it has not heard of the last steps
                 self.tuner.end(self._timer.read(), self._timer.samples - self._samples)
-            self.report = self.finish(self._note(), together=show_card, hints=self.hints, pipeline=self.why or None)
-            if self.report and show_card and self.show_card and self.rank == 0:
-                show(self.report, self.run_dir)
+            report = self.finish(self._note(), together=show_card, hints=self.hints, pipeline=self.why or None)
+            self.report = {} if report is None else report.to_json()
+            if report is not None and show_card and self.show_card and self.rank == 0:
+                show(report, self.run_dir)
         except Exception as error:
             self.give_up("the report", error)
         # The callback may live on for long; what the user trained on need not.

@@ -14,6 +14,7 @@ from intune_callbacks.measure.wait import StepTimer
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.record.history import History
+from intune_callbacks.record.report import Report
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit, metrics, samples_in
 from intune_callbacks.session.lightning_hooks import FetchHooks, TrainLoaders
@@ -135,7 +136,7 @@ class Fit(TunedFit):
         Args:
             show_card: False, after an error, keeps the end card from being printed, whatever the user asked for.
         """
-        report: dict[str, Any] = {}
+        report: Report | None = None
         for end in (self.hooks.detach, self.loaders.detach, self.loaders.close):
             try:
                 end()
@@ -144,11 +145,11 @@ class Fit(TunedFit):
         try:
             note = "; ".join([self._no_wait] if self._no_wait is not None else self.why)
             report = self.finish(note, together=show_card, hints=self.hints)
-            if report and show_card and self.show_card and self.trainer.is_global_zero:
+            if report is not None and show_card and self.show_card and self.trainer.is_global_zero:
                 show(report, self.run_dir)
         except Exception as error:
             self.give_up("the report", error)
-        return report
+        return {} if report is None else report.to_json()
 
     def _requested(self, loader: Any) -> None:
         if self.frozen is None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from intune_callbacks.record.report import Report
 from intune_callbacks.words import amount, quantity
 
 __all__ = ["compare", "exchange", "place"]
@@ -21,13 +22,13 @@ NOTABLE_FRAC = 0.05
 _exchanges = itertools.count()
 
 
-def exchange(report: Mapping[str, Any], rank: int, world: int, wait_s: float = WAIT_S) -> dict[str, Any] | None:
+def exchange(report: Report, rank: int, world: int, wait_s: float = WAIT_S) -> dict[str, Any] | None:
     """Give this rank's figures to the others; at rank 0, return the comparison of all ranks.
 
     By the key-value store of torch's process group: no collective, so a rank that is missing costs `wait_s`, once.
 
     Args:
-        report: this rank's, as `build_report` gave it.
+        report: this rank's.
         rank: this process among those that train together.
         world: how many train together.
         wait_s: most seconds rank 0 waits for the others.
@@ -51,9 +52,8 @@ def exchange(report: Mapping[str, Any], rank: int, world: int, wait_s: float = W
     return compare([json.loads(store.get(key)) for key in keys])
 
 
-def _figures(report: Mapping[str, Any]) -> dict[str, float | None]:
-    after = report["after"]
-    wait_frac, model_s = after["wait_frac"], after["model_s"]
+def _figures(report: Report) -> dict[str, float | None]:
+    wait_frac, model_s = report.after.wait_frac, report.after.model_s
     if wait_frac is None or model_s is None or wait_frac >= 1.0:
         return {"wait_s": None, "model_s": None}
     return {"wait_s": model_s * wait_frac / (1.0 - wait_frac), "model_s": model_s}

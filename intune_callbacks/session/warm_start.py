@@ -15,6 +15,7 @@ from intune_callbacks.errors import warn
 from intune_callbacks.record.before_after import describe
 from intune_callbacks.record.files import write_whole
 from intune_callbacks.record.history import Decision
+from intune_callbacks.record.report import Report, Side
 from intune_callbacks.session.fingerprint import differences, fingerprint
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Allocation
@@ -68,24 +69,24 @@ def write_found(
         OSError: when it cannot be written.
     """
     summary = tuner.summary()
-    units = {stage["name"]: stage["unit"] for stage in summary["stages"]}
+    units = {row.name: row.unit for row in summary.stages}
     # An epoch may have brought other stages: what was measured before that is of another pipeline.
     decisions = [decision for decision in tuner.history.decisions if decision.before.keys() == units.keys()]
-    if summary["mode"] != "tune" or summary["frozen"] or not decisions or not units:
+    if summary.mode != "tune" or summary.frozen or not decisions or not units:
         return None
-    allocation, after = _best(decisions, summary)
+    allocation, after = _best(decisions, tuner, summary)
     state = json.dumps(tuner.state_dict() | {"allocation": allocation}, allow_nan=False)
     machine = decisions[-1].observation.resources
     same = fingerprint(
-        summary["stages"],
+        [asdict(row) for row in summary.stages],
         batch_size=batch_size,
         cpus=machine.cpus,
         memory_limit_bytes=machine.memory_limit_bytes,
-        policy=summary["policy"],
+        policy=tuner.policy.name,
         ranks=ranks,
         versions=versions,
     )
-    first = summary["before"]["allocation"]
+    first = summary.before.allocation
     tree = {
         "format": FORMAT,
         "settled": decisions[-1].settled,
@@ -93,7 +94,7 @@ def write_found(
         "allocation": {
             name: {"value": value, "unit": units[name], "before": first.get(name)} for name, value in allocation.items()
         },
-        "before": _figures(summary["before"]),
+        "before": _figures(summary.before),
         "after": _figures(after),
         "fingerprint": same,
         "state": {"file": STATE, "sha256": hashlib.sha256(state.encode()).hexdigest()},
@@ -207,19 +208,18 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return tree
 
 
-def _best(decisions: Sequence[Decision], summary: Mapping[str, Any]) -> tuple[Allocation, Mapping[str, Any]]:
+def _best(decisions: Sequence[Decision], tuner: Tuner, summary: Report) -> tuple[Allocation, Side]:
     """Return the best allocation that was measured, and how it did: a run may have ended on a trial."""
-    now = {stage["name"]: stage["current"] for stage in summary["stages"]}
-    best = {**now, **summary["best"]} if summary["best"].keys() == now.keys() else now
+    now = {row.name: row.current for row in summary.stages if row.current is not None}
+    best = {**now, **tuner.best} if tuner.best.keys() == now.keys() else now
     if best == now:
-        return now, summary["after"]
+        return now, summary.after
     return best, describe([d.observation for d in decisions if d.before == best])
 
 
-def _figures(side: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: None if side[key] is None else round(side[key], 4) for key in ("throughput_samples_per_s", "wait_frac")
-    }
+def _figures(side: Side) -> dict[str, Any]:
+    given = {key: getattr(side, key) for key in ("throughput_samples_per_s", "wait_frac")}
+    return {key: None if value is None else round(value, 4) for key, value in given.items()}
 
 
 def _text(tree: Mapping[str, Any]) -> str:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from intune_callbacks.record.report import card_rows, end_card
+from intune_callbacks.record.card import card_rows, end_card
+from intune_callbacks.record.report import Report
 from intune_callbacks.words import ARROW, COLOURS, SLOWER, wrapped
 
 __all__ = ["show"]
 
 
-def show(report: Mapping[str, Any], folder: Path | None = None) -> None:
+def show(report: Report, folder: Path | None = None) -> None:
     """Print the end card to stdout.
 
     rich leaves out the colours where ``NO_COLOR`` is set (https://no-color.org).
 
     Args:
-        report: what `build_report` gave.
+        report: of the run.
         folder: where the run wrote its files, if it did.
     """
     console = _console()
@@ -43,7 +43,7 @@ def _console() -> Any:
     return None if console.is_dumb_terminal or not console.encoding.startswith("utf") else console
 
 
-def _panel(report: Mapping[str, Any], folder: Path | None) -> Any:
+def _panel(report: Report, folder: Path | None) -> Any:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -59,6 +59,6 @@ def _panel(report: Mapping[str, Any], folder: Path | None) -> Any:
     grid.add_row(Text(name), first.append(f"   {facts}", "dim"))
     for label, text in rows:
         grid.add_row(Text(label), Text(text))
-    word = SLOWER if report.get("verdict") == SLOWER else report["after"]["verdict"]
-    colour = "yellow" if report["frozen"] else COLOURS.get(word, "default")
+    word = SLOWER if report.verdict == SLOWER else report.after.verdict
+    colour = "yellow" if report.frozen else COLOURS.get(word, "default")
     return Panel(grid, border_style=colour, expand=False)

@@ -24,17 +24,10 @@ __all__ = [
 
 CHANGED, TAKEN_BACK, REFUSED, ADVISED = "changed", "taken back", "refused", "advised"
 Column = list[float | None]
-OF_ALL = {
-    "samples_per_s": "samples_per_s",
-    "wait_frac": "wait_frac",
-    "exposed_wait_frac": "exposed_wait_frac",
-    "model_s": "model_s",
-    "cpus": "cpus",
-    "memory_used_bytes": "memory_used_bytes",
-    "memory_limit_bytes": "memory_limit_bytes",
-    "gpu_utilisation": "gpu_utilisation",
-    "seam_s": "seam_s",
-}
+OF_ALL = (
+    *("samples_per_s", "wait_frac", "exposed_wait_frac", "model_s", "seam_s"),
+    *("cpus", "memory_used_bytes", "memory_limit_bytes", "gpu_utilisation"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +47,11 @@ class Event:
     reason: str
     refused: str
     effect: float | None
+
+    @property
+    def told(self) -> tuple[str, str, str]:
+        """What is told of it, in the order in which it is read; empty where there is nothing to say."""
+        return self.change, self.reason, f"refused: {self.refused}" if self.refused else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ def columns_of(lines: Sequence[Mapping[str, Any]]) -> RunColumns:
     return RunColumns(
         _times(lines, seen),
         [number(line.get("step")) for line in lines],
-        {name: [number(one.get(key)) for one in seen] for name, key in OF_ALL.items()},
+        {name: [number(one.get(name)) for one in seen] for name in OF_ALL},
         {name: [number(one.get(name)) for one in after] for name in _names(after)},
         {name: [number(_mapping(one.get(name)).get("busy_frac")) for one in rates] for name in _names(rates)},
         {name: [number(_mapping(one.get(name)).get("queue_fill")) for one in rates] for name in _names(rates)},

@@ -8,9 +8,10 @@ import webbrowser
 from pathlib import Path
 
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.record.report import end_card
-from intune_callbacks.show.page.html import comparison_html, page_html, plotly_source, write
-from intune_callbacks.show.page.runs import HISTORY, read
+from intune_callbacks.record.card import end_card
+from intune_callbacks.record.history import HISTORY
+from intune_callbacks.show.page.html import check_packages, comparison_html, page_html, write
+from intune_callbacks.show.page.runs import read
 from intune_callbacks.show.page.sides import Row, two_runs
 
 __all__ = ["PAGE", "at_the_end", "compare", "comparison_text", "report"]
@@ -23,16 +24,16 @@ log = logging.getLogger(__name__)
 
 
 def at_the_end(folder: Path) -> Path | None:
-    """Write the page of a fit that has just ended, if plotly is installed; never raises.
+    """Write the page of a fit that has just ended, if plotly and jinja2 are installed; never raises.
 
     Args:
         folder: of the run, or of its ranks.
 
     Returns:
-        Its path; None without plotly, or where the history is so long that `intune report` had better be asked.
+        Its path; None without them, or where the history is so long that `intune report` had better be asked.
     """
     try:
-        plotly_source()
+        check_packages()
         if sum(path.stat().st_size for path in [*folder.glob(HISTORY), *folder.glob(f"rank*/{HISTORY}")]) > MOST_BYTES:
             log.info("InTune: the history is long; the page is made by: intune report %s", folder)
             return None
@@ -54,7 +55,7 @@ def report(directory: Path, out: Path | None = None, show: bool = False) -> int:
 
     Raises:
         ConfigError: the directory holds no run.
-        MissingPackage: plotly is not installed; the card is printed nevertheless.
+        MissingPackage: plotly or jinja2 is not installed; the card is printed nevertheless.
     """
     runs = read(directory)
     print(end_card(runs[0].report))
@@ -74,7 +75,7 @@ def compare(first: Path, second: Path, html: Path | None = None, show: bool = Fa
 
     Raises:
         ConfigError: one of the directories holds no run.
-        MissingPackage: a page is wanted and plotly is not installed.
+        MissingPackage: a page is wanted, and plotly or jinja2 is not installed.
     """
     one, other = read(first)[0], read(second)[0]
     print(comparison_text(two_runs(one, other), str(first), str(second)))

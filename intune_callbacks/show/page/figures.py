@@ -2,168 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from intune_callbacks.record.history import HISTORY
+from intune_callbacks.record.report import Report
 from intune_callbacks.show.page.columns import Column, RunColumns, averaged, thin
-from intune_callbacks.show.page.plot import DASHES, Figure, Plot, colour, marks, seams
-from intune_callbacks.words import number
+from intune_callbacks.show.page.plot import COLOURS, DASHES, Drawing, Plots, Sign
 
-__all__ = ["Drawing", "draw", "draw_together"]
+__all__ = ["draw", "draw_together"]
 
 # Points per line, marks, values of all lines, and means at most: what keeps the page small, and quick to open.
 POINTS, MARKS, VALUES, MEANS = 2000, 1500, 60_000, 150
-COLOURS_APART = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """The plots of one time axis.
+def draw(course: RunColumns, report: Report) -> Drawing | None:
+    """Return what is drawn of a run; None where nothing was measured.
 
     Args:
-        figures: in order.
-        columns: what the figures refer to, by name.
-        kept: the decisions that can be hovered over, ascending; their times are the column ``t``.
-        marked: how many of the eventful ones have a mark.
-        unit: of the time axis.
-    """
-
-    figures: tuple[Figure, ...]
-    columns: dict[str, list[Any]]
-    kept: tuple[int, ...]
-    marked: int
-    unit: str
-
-
-def draw(course: RunColumns, report: Mapping[str, Any]) -> Drawing:
-    """Return the plots of a run.
-
-    Args:
-        course: of at least one decision.
-        report: whole, as `runs.read` gives it.
+        course: its decisions.
+        report: of the same run.
     """
     machine, eventful = course.machine, course.eventful
     speed, wait, used = (machine[name] for name in ("samples_per_s", "wait_frac", "memory_used_bytes"))
-    kept = thin([speed, wait, used], eventful, POINTS)
+    shown = _some(eventful, speed)
+    kept = some = thin([speed, wait, used], shown, POINTS)
     lines = len(course.allocation) + len(course.busy) + len(course.fill) + 4
-    # With very many stages or changes the plots below the first two make do with fewer points.
-    some = kept
     if len(kept) * lines > VALUES:
+        # With very many stages or changes the plots below the first two make do with fewer points.
         some = thin([speed, wait, *course.allocation.values()], (), VALUES // lines)
-    columns: dict[str, list[Any]] = {}
-    plot = Plot(columns, course.at_s[-1])
-    for name, indices in (("t", kept), ("s", some)):
-        plot.times(name, [course.at_s[index] for index in indices])
-    shown = eventful
-    if len(eventful) > MARKS:
-        shown = [eventful[index] for index in thin([[speed[index] for index in eventful]], (), MARKS)]
-    blocked = plot.line("wait_frac", "the loop waits for a batch", "--c5", wait, kept, time="t")
-    idle = plot.line("exposed", "the GPU waits for one", "--c3", machine["exposed_wait_frac"], kept, time="t")
-    starts = course.seams
-    if len(starts) > MARKS:
-        starts = [starts[index] for index in thin([[machine["seam_s"][index] for index in starts]], (), MARKS)]
-    over_speed = marks(columns, course, shown, "samples_per_s", speed, plot)
-    over_wait = marks(columns, course, shown, "wait_frac", wait, plot)
-    figures = [
-        *plot.figure(
-            "throughput",
-            "Throughput, samples/s",
-            [plot.line("samples_per_s", "throughput", "--c0", speed, kept, time="t")],
-            [*over_speed, *seams(columns, course, starts, plot)],
-            wide=True,
-        ),
-        *plot.figure("wait", "Data wait, share of the time", [blocked, idle], over_wait, share=True, wide=True),
-        *_stages(plot, course, report, some),
-        *_machine(plot, course, number(report["memory"].get("soft_limit_frac")), some),
-    ]
-    return Drawing(tuple(figures), columns, tuple(kept), len(shown), plot.unit)
+    plots = Plots(max(course.at_s, default=0.0))
+    plots.times("t", course.at_s, kept)
+    plots.times("s", course.at_s, some)
+    plots.add("Throughput, samples/s", [plots.line("throughput", COLOURS[0], speed, "t")])
+    legend = plots.mark(course, shown, _some(course.seams, machine["seam_s"]), speed)
+    waits = ("the loop waits", COLOURS[5], wait), ("the GPU waits", COLOURS[3], machine["exposed_wait_frac"])
+    plots.add("Data wait", [plots.line(*one, "t") for one in waits], share=True)
+    plots.mark(course, shown, (), wait)
+    legend += _stages(plots, course, report)
+    _machine(plots, course, report.memory.soft_limit_frac)
+    told = sorted({*kept, *eventful})
+    cut = plots.tell(course, told)
+    return plots.drawing(legend, _left_out(course, len(told), len(shown), cut))
 
 
-def draw_together(courses: Mapping[str, RunColumns]) -> Drawing:
-    """Return throughput and data wait of several ranks or runs, all in the same two plots.
+def draw_together(courses: Mapping[str, RunColumns]) -> Drawing | None:
+    """Return throughput and data wait of several ranks or runs in the same two plots; None where there is nothing.
 
     Args:
         courses: label -> course; an empty course is left out.
     """
-    known = {label: course for label, course in courses.items() if len(course)}
-    end_s = max((course.at_s[-1] for course in known.values()), default=0.0)
-    columns: dict[str, list[Any]] = {}
-    plot = Plot(columns, end_s)
-    speeds, waits = [], []
-    for at, (label, course) in enumerate(known.items()):
-        speed, wait = course.machine["samples_per_s"], course.machine["wait_frac"]
-        kept = thin([speed, wait], (), max(200, POINTS // len(known)))
-        time = f"t{at}"
-        plot.times(time, [course.at_s[index] for index in kept])
-        speeds.append(plot.line(f"samples_per_s{at}", label, colour(at), speed, kept, time=time))
-        waits.append(plot.line(f"wait_frac{at}", label, colour(at), wait, kept, time=time))
-    figures = [
-        *plot.figure("together-throughput", "Throughput, samples/s", speeds),
-        *plot.figure("together-wait", "Data wait, share of the time", waits, share=True),
-    ]
-    return Drawing(tuple(figures), columns, (), 0, plot.unit)
+    known = [(label, course) for label, course in courses.items() if len(course)]
+    plots = Plots(max((course.at_s[-1] for _, course in known), default=0.0))
+    for title, key in (("Throughput, samples/s", "samples_per_s"), ("Data wait", "wait_frac")):
+        lines = []
+        for at, (label, course) in enumerate(known):
+            drawn = [course.machine["samples_per_s"], course.machine["wait_frac"]]
+            plots.times(f"t{at}", course.at_s, thin(drawn, (), max(200, POINTS // len(known))))
+            lines.append(plots.line(label, COLOURS[at % len(COLOURS)], course.machine[key], f"t{at}"))
+        plots.add(title, lines, share=key == "wait_frac", legendgroup="runs")
+    return plots.drawing((COLOURS[at % len(COLOURS)], DASHES["solid"], label) for at, (label, _) in enumerate(known))
 
 
-def _stages(plot: Plot, course: RunColumns, report: Mapping[str, Any], some: Sequence[int]) -> list[Figure]:
-    workers = [stage["name"] for stage in report["stages"] if stage["unit"] == "workers"] or list(course.busy)
-    window_of = {stage["name"]: stage["window_of"] for stage in report["stages"]}
-    paint = {name: colour(index) for index, name in enumerate(workers)}
-    buffers = [name for name in course.allocation if name not in paint]
+def _stages(plots: Plots, course: RunColumns, report: Report) -> list[Sign]:
+    """Add the plots of the stages, each in its colour, a window in that of its workers; return their legend."""
+    workers = [stage.name for stage in report.stages if stage.unit == "workers"] or list(course.busy)
+    window_of = {stage.name: stage.window_of for stage in report.stages if stage.window_of in workers}
+    others = [name for name in course.allocation if name not in workers]
+    own = [*workers, *(name for name in others if name not in window_of)]
+    look: dict[str, Any] = {
+        name: {"colour": COLOURS[at % len(COLOURS)], "dash": [*DASHES][at // len(COLOURS) % len(DASHES)]}
+        for at, name in enumerate(own)
+    }
 
-    def lines(kind: str, columns: Mapping[str, Column], names: Sequence[str], **how: Any) -> list[Any]:
-        return [
-            plot.line(
-                f"{kind}{index}",
-                name,
-                paint.get(window_of.get(name) or name, colour(len(paint) + index)),
-                columns[name],
-                dash=list(DASHES)[index // COLOURS_APART % len(DASHES)],
-                **how,
-            )
-            for index, name in enumerate(names)
-            if name in columns
-        ]
+    def add(title: str, columns: Mapping[str, Column], names: list[str], how: dict[str, Any], **more: Any) -> None:
+        known = [(name, look[window_of.get(name) or name]) for name in names if name in columns]
+        lines = [plots.line(name, values=columns[name], **style, **how) for name, style in known]
+        plots.add(title, lines, legendgroup="stages", **more)
 
+    stacked = {"steps": True, "filled": True}
+    add("Workers, stacked", course.allocation, workers, stacked, stackgroup="all", fill="tonexty")
+    add("Windows and depths, items", course.allocation, others, {"steps": True})
     # Shares jump between two decisions; peaks would fill the plot, so means are drawn.
     at_s, *shares = averaged([course.at_s, *course.busy.values(), *course.fill.values()], MEANS)
-    plot.times("a", at_s)
+    plots.times("a", at_s, range(len(at_s)))
     busy = dict(zip(course.busy, shares[: len(course.busy)], strict=True))
     fill = dict(zip(course.fill, shares[len(course.busy) :], strict=True))
-    means = {"time": "a", "kept": range(len(at_s))}
     of = "mean share" if len(course) > MEANS else "share"
-    steps = {"kept": some, "steps": True}
-    stacked = lines("w", course.allocation, workers, area="stacked", **steps)
-    return [
-        *plot.figure("workers", "Workers per stage, stacked", stacked, wide=True),
-        *plot.figure("windows", "Windows and depths, items", lines("b", course.allocation, buffers, **steps)),
-        *plot.figure("busy", f"Busy, {of} of the workers' time", lines("u", busy, workers, **means), share=True),
-        *plot.figure("fill", f"Queue fill, {of} of the window", lines("q", fill, workers, **means), share=True),
-    ]
+    add(f"Busy, {of} of the workers' time", busy, workers, {"at": "a"}, share=True)
+    add(f"Queue fill, {of} of the window", fill, workers, {"at": "a"}, share=True)
+    drawn = {*course.allocation, *course.busy, *course.fill}
+    return [(look[name]["colour"], DASHES[look[name]["dash"]], name) for name in own if name in drawn]
 
 
-def _machine(plot: Plot, course: RunColumns, soft: float | None, some: Sequence[int]) -> list[Figure]:
-    used, limit = course.machine["memory_used_bytes"], course.machine["memory_limit_bytes"]
-    soft_limit: Column = [value * soft if value is not None and soft is not None else None for value in limit]
-    return [
-        *plot.figure(
-            "memory",
-            "Memory, GB",
-            [
-                plot.line("memory", "in use", "--c0", used, some, scale=1e-9, area="below"),
-                plot.line("soft", "soft limit", "--c1", soft_limit, some, scale=1e-9, dash="dash", steps=True),
-                plot.line("limit", "limit", "--c5", limit, some, scale=1e-9, steps=True),
-            ],
-        ),
-        *plot.figure(
-            "cpus",
-            "CPUs for the input pipeline",
-            [plot.line("cpus", "CPUs", "--c2", course.machine["cpus"], some, steps=True, area="below")],
-        ),
-        *plot.figure(
-            "gpu",
-            "GPU, share of the time busy",
-            [plot.line("gpu", "GPU", "--c3", course.machine["gpu_utilisation"], some)],
-            share=True,
-        ),
+def _machine(plots: Plots, course: RunColumns, soft: float | None) -> None:
+    machine = course.machine
+    used, limit = (
+        [value * 1e-9 if value is not None else None for value in machine[key]]
+        for key in ("memory_used_bytes", "memory_limit_bytes")
+    )
+    soft_limit = [value * soft if value is not None and soft is not None else None for value in limit]
+    memory = [
+        plots.line("in use", COLOURS[0], used, filled=True),
+        plots.line("soft limit", COLOURS[1], soft_limit, dash="dash", steps=True),
+        plots.line("limit", COLOURS[5], limit, steps=True),
     ]
+    plots.add("Memory, GB", memory)
+    plots.add("CPUs for the input", [plots.line("CPUs", COLOURS[2], machine["cpus"], steps=True, filled=True)])
+    plots.add("GPU, share of the time busy", [plots.line("GPU", COLOURS[3], machine["gpu_utilisation"])], share=True)
+
+
+def _left_out(course: RunColumns, told: int, marked: int, cut: int | None) -> Iterator[str]:
+    if told < len(course):
+        yield (
+            f"{told} of {len(course)} decisions are drawn or told: each in which something was changed, taken back, "
+            f"refused or advised, and of the others the peaks; {HISTORY} has them all"
+        )
+    if marked < len(course.eventful):
+        yield f"{marked} of {len(course.eventful)} marks are drawn; the others are found by hovering"
+    if cut is not None:
+        yield f"reasons longer than {cut} characters are cut here; {HISTORY} has them whole"
+
+
+def _some(indices: Sequence[int], values: Column) -> Sequence[int]:
+    """As many as can have a mark, the peaks among them."""
+    if len(indices) <= MARKS:
+        return indices
+    return [indices[at] for at in thin([[values[index] for index in indices]], (), MARKS)]

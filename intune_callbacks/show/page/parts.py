@@ -1,221 +1,84 @@
-"""The parts of the page that are text: verdict, tables, the pipeline as boxes, decisions; everything is escaped."""
+"""The parts of the page that take more than a template: the pipeline as boxes, settings, the wait of a rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from intune_callbacks.record.report import also
-from intune_callbacks.record.whole_run import whole_run
+from intune_callbacks.record.card import tone
+from intune_callbacks.record.report import Report, StageRow
 from intune_callbacks.show.page.columns import RunColumns
-from intune_callbacks.show.page.plot import SIGNS, Figure
-from intune_callbacks.show.page.runs import Run
-from intune_callbacks.show.page.sides import Row, allocation_line
-from intune_callbacks.words import (
-    PAGE_ARROW,
-    amount,
-    duration,
-    four_digits,
-    headline,
-    in_short,
-    number,
-    percent,
-    quantity,
-    ratio,
-    reason_why,
-    setting,
-    short_percent,
-    stage_value,
-    tone,
-    warm_start,
-)
+from intune_callbacks.words import PAGE_ARROW, amount, four_digits, quantity, setting, stage_value
 
-__all__ = ["boxes", "decisions", "facts", "hints", "notes", "plots", "ranks", "table", "verdict"]
+__all__ = ["Box", "boxes", "facts", "wait_of_rank"]
 
-FIRST_LISTED, LAST_LISTED = 20, 80
-LONGEST = 400
+FLAGS = {"now": "bottleneck", "first": "bottleneck at first", "": ""}
 LATELY = 20
 
 
-def verdict(run: Run, name: str) -> str:
-    """Return the head of the page: what was found, why, and what to do, in the words of the end card."""
-    report = run.report
-    said = {"why": reason_why(report), "cause": str(report["cause"])}
-    said["whole"] = whole_run(report)
-    said["also"] = "\n".join(also(report))
-    if isinstance(report["ranks"], dict):
-        said["ranks"] = str(report["ranks"].get("line", ""))
-    if report["frozen"]:
-        said["frozen"] = str(report["frozen"])
-    said["warm"] = warm_start(report["warm_start"])
-    said["next"] = str(report["next"])
-    rows = "".join(f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in said.items() if text)
-    head = escape(headline(report)).replace("-&gt;", "<span class=arrow>-&gt;</span>")
-    return (
-        f'<p class=run>InTune <b>{escape(name)}</b></p><h1 class="{tone(report)}">{head}</h1>'
-        f"<p class=told>{escape(in_short(report))}</p><dl class=said>{rows}</dl>"
-    )
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A stage of the pipeline, or the model at its end.
+
+    Args:
+        name: of the stage.
+        kind: ``now`` where the bottleneck is, ``first`` where it was, ``model`` for a model that is fed, or nothing.
+        flag: the same in words.
+        lines: what is told of it, and its values.
+        bars: shares 0..1, None where unknown.
+    """
+
+    name: str
+    kind: str
+    flag: str
+    lines: tuple[tuple[str, str], ...]
+    bars: tuple[tuple[str, float | None], ...]
 
 
-def table(rows: Sequence[Row], first: str, second: str) -> str:
-    """Return a table of two columns and a ratio, its rows under their headings."""
-    lines, group = [], ""
-    for row in rows:
-        if row.group != group and row.group:
-            lines.append(f"<tr class=group><th colspan=4 scope=rowgroup>{escape(row.group)}</th></tr>")
-        group = row.group
-        cells = "".join(f"<td>{escape(text)}</td>" for text in (row.first, row.second, row.more))
-        lines.append(f"<tr><th scope=row>{escape(row.name)}</th>{cells}</tr>")
-    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in (first, second))
-    return f"<div class=scroll><table><tr><td></td>{head}<td></td></tr>{''.join(lines)}</table></div>"
-
-
-def boxes(run: Run, course: RunColumns) -> str:
-    """Return the pipeline in its order, each stage with its numbers, and a mark where the bottleneck is."""
-    report = run.report
-    stages = report["stages"]
-    windows = {stage["window_of"]: stage for stage in stages if stage["window_of"] is not None}
-    shown = [stage for stage in stages if stage["window_of"] is None]
-    if not shown:
-        return "<p class=quiet>No stage of this pipeline can be resized.</p>"
-    limits = {side: report[side]["stage"] for side in ("before", "after") if report[side]["verdict"] == "input-bound"}
+def boxes(report: Report, course: RunColumns) -> list[Box]:
+    """Return the pipeline in its order, and the model; nothing where no stage can be resized."""
+    windows = {stage.window_of: stage for stage in report.stages if stage.window_of is not None}
+    sides = report.before, report.after
+    first, now = (side.stage if side.verdict == "input-bound" else None for side in sides)
     made = []
-    for stage in shown:
-        name = stage["name"]
-        now, first = limits.get("after") == name, limits.get("before") == name
-        flag = "bottleneck" if now else "bottleneck at first" if first else ""
-        lines = [("workers" if stage["unit"] == "workers" else "depth", _moved(stage))]
+    for stage in (stage for stage in report.stages if stage.window_of is None):
+        name = stage.name
+        kind = "now" if name == now else "first" if name == first else ""
+        lines = [("workers" if stage.unit == "workers" else "depth", _moved(stage))]
         if name in windows:
             lines.append(("window", _moved(windows[name])))
-        bars = [("busy", _lately(course.busy.get(name))), ("queue", _lately(course.fill.get(name)))]
-        made.append(_box(name, "now" if now else "first" if first else "", flag, lines, bars))
-    fed = tone(report) == "good"
-    steps = [("a step", quantity(report["after"]["model_s"], "ms"))]
-    waits = [("waits", number(report["after"]["wait_frac"]))]
-    limited = report["after"]["verdict"] == "compute-bound"
-    made.append(_box("model", "model" if fed else "", "bottleneck" if limited else "", steps, waits))
-    return f"<ol class=pipeline>{''.join(made)}</ol>"
+        bars = ("busy", _lately(course.busy.get(name))), ("queue", _lately(course.fill.get(name)))
+        made.append(Box(name, kind, FLAGS[kind], tuple(lines), bars))
+    if made:
+        kind = "model" if tone(report) == "good" else ""
+        flag = FLAGS["now"] if report.after.verdict == "compute-bound" else ""
+        step, waits = quantity(report.after.model_s, "ms"), report.after.wait_frac
+        made.append(Box("model", kind, flag, (("a step", step),), (("waits", waits),)))
+    return made
 
 
-def ranks(runs: Sequence[Run]) -> str:
-    """Return a table of the ranks, the one that keeps the others waiting marked."""
-    told = runs[0].report["ranks"]
-    told = told if isinstance(told, dict) else {}
-    rows = []
-    for run in runs:
-        after, late = run.report["after"], told.get("straggler") == run.rank
-        waits = told.get("wait_s")
-        wait_s = waits[run.rank] if isinstance(waits, list) and run.rank is not None and run.rank < len(waits) else None
-        cells = [
-            quantity(after["throughput_samples_per_s"], ""),
-            quantity(after["wait_frac"], "%"),
-            quantity(wait_s, "ms"),
-            quantity(after["model_s"], "ms"),
-            amount(run.report["changes"]),
-            allocation_line(run.report, "current"),
-        ]
-        name = f"rank {run.rank}{' <b>straggler</b>' if late else ''}"
-        row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f"<tr{' class=late' if late else ''}><th scope=row>{name}</th>{row}</tr>")
-    heads = ("samples/s", "data wait", "wait of a step", "model time of a step", "changes", "allocation")
-    head = "".join(f"<th scope=col>{name}</th>" for name in heads)
-    line = f"<p>{escape(str(told['line']))}</p>" if "line" in told else ""
-    return f"{line}<div class=scroll><table class=ranks><tr><td></td>{head}</tr>{''.join(rows)}</table></div>"
-
-
-def plots(figures: Iterable[Figure]) -> str:
-    """Return the places of the plots, each with its title and legend; one without a neighbour takes the row."""
-    shown = list(figures)
-    narrow = [figure.key for figure in shown if not figure.wide]
-    alone = narrow[-1] if len(narrow) % 2 else None
-    made = []
-    for figure in shown:
-        signs = "".join(
-            f'<li><i style="color:var({paint})">{sign}</i>{escape(label)}</li>' for paint, sign, label in figure.legend
-        )
-        wide = " class=wide" if figure.wide or figure.key == alone else ""
-        height_px = figure.spec["layout"]["height"]
-        made.append(
-            f"<figure{wide}><figcaption><h3>{escape(figure.title)}</h3><ul class=legend>{signs}</ul></figcaption>"
-            f'<div class=plot id="{figure.key}" style="height:{height_px}px"></div></figure>'
-        )
-    return f"<div class=plots>{''.join(made)}</div>"
-
-
-def decisions(course: RunColumns) -> str:
-    """Return the eventful decisions as a list that opens; of many, the first and the last."""
-    found = course.eventful
-    if not found:
-        return "<p class=quiet>Nothing was changed, advised or refused.</p>"
-    cut = len(found) > FIRST_LISTED + LAST_LISTED
-    listed: list[int | None] = [*found[:FIRST_LISTED], None, *found[-LAST_LISTED:]] if cut else [*found]
-    rows = []
-    for index in listed:
-        if index is None:
-            left = f"{len(found) - FIRST_LISTED - LAST_LISTED} more are in the plots and in history.jsonl"
-            rows.append(f"<tr class=group><th colspan=4>{left}</th></tr>")
-            continue
-        event = course.events[index]
-        signs = " ".join(f"{SIGNS[kind][1]} {kind}" for kind in event.kinds)
-        parts = [event.change, event.reason, f"refused: {event.refused}" if event.refused else ""]
-        text = "<br>".join(escape(part[:LONGEST]) for part in parts if part)
-        effect = ratio(event.effect) if event.effect is not None else ""
-        time = duration(course.at_s[index])
-        rows.append(f"<tr><td>{time}</td><td>{escape(signs)}</td><td class=text>{text}</td><td>{effect}</td></tr>")
-    heads = ("at", "what", "why", "samples/s then")
-    head = "".join(f"<th scope=col>{name}</th>" for name in heads)
-    shown = f"<div class=scroll><table class=decisions><tr>{head}</tr>{''.join(rows)}</table></div>"
-    return f"<details><summary>{len(found)} eventful of {len(course)} decisions</summary>{shown}</details>"
-
-
-def hints(report: Mapping[str, Any]) -> str:
-    """Return what can be seen of the user's pipeline without running it, each with the line to write instead."""
-    made = []
-    for hint in report["hints"]:
-        if isinstance(hint, dict) and hint.get("what"):
-            line = f"<br><code>{escape(str(hint['line']))}</code>" if hint.get("line") else ""
-            made.append(f"<li>{escape(str(hint['what']))}{line}</li>")
-    return f"<ul class=notes>{''.join(made)}</ul>" if made else ""
-
-
-def facts(report: Mapping[str, Any]) -> str:
-    """Return mode, policy, settings with where they came from, and versions, as pairs."""
-    found = {"mode": f"{report['mode']} (from {report['mode_source']})", "policy": str(report["policy"])}
-    found |= {str(name): setting(given) for name, given in report["settings"].items() if name not in found}
-    soft = number(report["memory"].get("soft_limit_frac"))
+def facts(report: Report) -> dict[str, str]:
+    """Return mode, policy, settings with where they came from, and versions."""
+    found = {"mode": f"{report.mode} (from {report.mode_source})", "policy": report.policy or "not known"}
+    found |= {str(name): setting(given) for name, given in report.settings.items() if name not in found}
+    soft = report.memory.soft_limit_frac
     if soft is not None and "memory_soft_limit" not in found:
         found["memory soft limit"] = f"{quantity(soft, '%')} of the limit"
-    found |= {"steps": amount(report["steps"]), "samples": amount(report["samples"])}
-    if number(report["auc"]) is not None:
-        found["test AUC"] = four_digits(report["auc"])
-    found |= {str(name): str(version) for name, version in report["versions"].items()}
-    pairs = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in found.items())
-    return f"<dl class=facts>{pairs}</dl>"
+    found |= {"steps": amount(report.steps), "samples": amount(report.samples)}
+    if report.auc is not None:
+        found["test AUC"] = four_digits(report.auc)
+    return found | {str(name): str(version) for name, version in report.versions.items()}
 
 
-def notes(texts: Iterable[str]) -> str:
-    """Return what the reader has to know about the page itself, a line each."""
-    lines = "".join(f"<li>{escape(text)}</li>" for text in texts)
-    return f"<ul class=notes>{lines}</ul>" if lines else ""
+def wait_of_rank(report: Report, rank: int) -> str:
+    """Return how long a rank waits for data in a step, as rank 0 was told."""
+    waits = (report.ranks or {}).get("wait_s")
+    return quantity(waits[rank] if isinstance(waits, list) and rank < len(waits) else None, "ms")
 
 
-def _box(
-    name: str, tone: str, flag: str, lines: Iterable[tuple[str, str]], bars: Iterable[tuple[str, float | None]]
-) -> str:
-    told = "".join(f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in lines)
-    for key, share in bars:
-        if share is not None:
-            shown = min(max(share, 0.0), 1.0)
-            bar = f'<i class=bar><i style="width:{short_percent(shown)}"></i></i>'
-            told += f"<div><dt>{key}</dt><dd>{bar}{percent(shown)}</dd></div>"
-    mark = f"<b class=flag>{flag}</b>" if flag else ""
-    return f'<li class="{tone}">{mark}<h3>{escape(name)}</h3><dl>{told}</dl></li>'
-
-
-def _moved(stage: Mapping[str, Any]) -> str:
-    first, last = stage_value(stage["first"]), stage_value(stage["current"])
+def _moved(stage: StageRow) -> str:
+    first, last = stage_value(stage.first), stage_value(stage.current)
     return last if first == last else f"{first}{PAGE_ARROW}{last}"
 
 

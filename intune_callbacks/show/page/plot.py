@@ -1,249 +1,238 @@
-"""One plot in plotly's terms, as plain data that names its columns and colours instead of holding them.
+"""Plots beneath each other in one figure of plotly's, whose time axes are one; what is at the pointer, plotly shows.
 
-A string that begins with ``@`` names a column and one that begins with ``--`` a colour of the style sheet, so that each
-column is on the page once and the colours follow the theme. Names of stages are never among plotly's own texts, which
-it would read as markup: the legend and the tooltip belong to the page.
+The figure is plain data. plotly reads markup in names and texts, so whatever a user may have named is escaped.
 """
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
-from intune_callbacks.show.page.columns import ADVISED, CHANGED, REFUSED, TAKEN_BACK, Column, RunColumns
-from intune_callbacks.words import span
+from intune_callbacks.show.page.columns import ADVISED, CHANGED, REFUSED, TAKEN_BACK, Column, Event, RunColumns
+from intune_callbacks.words import ratio, span
 
-__all__ = ["DASHES", "SIGNS", "Figure", "Plot", "colour", "marks", "seams", "shortened"]
+__all__ = ["COLOURS", "DASHES", "SIGNS", "Drawing", "Plots", "Sign"]
 
-COLOURS = 8
-SIGNS = {
-    CHANGED: ("triangle-up", "▲"),
-    TAKEN_BACK: ("triangle-down-open", "▽"),
-    REFUSED: ("x-thin-open", "✕"),
-    ADVISED: ("diamond-open", "◇"),
-}
-SEAM = "start of an epoch"
-ALL_SIGNS = {**SIGNS, SEAM: ("line-ns-open", "╵")}
-DASHES = {"solid": "━", "dash": "╍", "dot": "┅"}
-WIDE_PX, NARROW_PX = 250, 210
+Sign = tuple[str, str, str]
+"""Colour, sign and label of one thing in a legend."""
+
+# Characters of reasons at most; of a run with very many different ones each is cut.
+TEXTS, CUTS = 250_000, (400, 200, 120, 80, 60, 40, 20)
+FOLDED, LONGEST = 46, 60
 DIGITS_OF_TIME = 7
-LONG = 10_000
-MARGIN = {"l": 52, "r": 14, "t": 10, "b": 28}
+SEAM = "start of an epoch"
+SIGNS = {CHANGED: "▲", TAKEN_BACK: "▽", REFUSED: "✕", ADVISED: "◇", SEAM: "╵"}
+SYMBOLS = {
+    CHANGED: "triangle-up",
+    TAKEN_BACK: "triangle-down-open",
+    REFUSED: "x-thin-open",
+    ADVISED: "diamond-open",
+    SEAM: "line-ns-open",
+}
+DASHES = {"solid": "━", "dash": "╍", "dot": "┅"}
+# Of Okabe and Ito, a little darker. In the dark the style sheet inverts the plots and keeps their hues.
+COLOURS = ("#0072b2", "#d98c00", "#009e73", "#b5588a", "#3fa0d8", "#d55e00", "#8f8200", "#55606b")
+INK, MUTED, GRID = "#1b2126", "#5a6670", "#5a667030"
+PLOT_PX, GAP_PX = 124, 66
+LAYOUT: dict[str, Any] = {
+    "margin": {"l": 54, "r": 14, "t": 30, "b": 28},
+    "font": {"family": "system-ui, sans-serif", "size": 12, "color": MUTED},
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "showlegend": False,
+    "separators": ". ",
+    "hovermode": "x unified",
+    "hoverdistance": -1,
+    "hoverlabel": {
+        "bgcolor": "#ffffff",
+        "bordercolor": "#b9c1c7",
+        "align": "left",
+        "namelength": -1,
+        "font": {"color": INK},
+    },
+}
+AXIS = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False}
+TIME = {"showgrid": False, "tickangle": 0, "hoverformat": ".4~r"}
+# SI prefixes for what is long only: 0.8 GB would be "800m".
+VALUE = {"rangemode": "tozero", "nticks": 5, "fixedrange": True, "exponentformat": "SI", "minexponent": 4}
+VALUE |= {"separatethousands": True}
+TITLE = {"xref": "paper", "x": 0, "xshift": -46, "xanchor": "left", "y": 1, "yanchor": "bottom", "yshift": 6}
+TITLE |= {"showarrow": False, "font": {"size": 13, "color": INK}}
+TOLD = {"type": "scatter", "mode": "lines", "line": {"width": 0, "color": "rgba(0,0,0,0)"}}
+TOLD |= {"hovertemplate": "step %{customdata}<br>%{text}<extra></extra>"}
+MARK = {"type": "scatter", "mode": "markers", "cliponaxis": False, "hoverinfo": "skip"}
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One plot.
+class Drawing:
+    """One figure.
 
     Args:
-        key: unique on the page.
-        title: what is drawn, with its unit.
-        legend: colour, sign and label of each thing drawn.
-        spec: ``data`` and ``layout`` for plotly.
-        wide: True where it takes a whole row.
+        figure: ``data`` and ``layout`` for plotly; ``times``, the columns that ``x`` of the data names; ``told``, what
+            is said in every plot of the decision at the pointer.
+        legend: colour, sign and label of what has a mark or is drawn in several plots.
+        height_px: of the figure.
+        notes: what is not drawn, a sentence each.
     """
 
-    key: str
-    title: str
-    legend: tuple[tuple[str, str, str], ...]
-    spec: dict[str, Any]
-    wide: bool = False
+    figure: dict[str, Any]
+    legend: tuple[Sign, ...]
+    height_px: int
+    notes: tuple[str, ...] = ()
 
 
-def colour(number: int) -> str:
-    """Return the colour of the style sheet for the n-th of several lines."""
-    return f"--c{number % COLOURS}"
-
-
-def shortened(value: float | None, digits: int = 4) -> float | int | None:
-    """Return a number with no more digits than a screen can show: each is a byte of the page."""
-    if value is None:
-        return None
-    short = float(f"{value:.{digits}g}")
-    return int(short) if short == int(short) else short
-
-
-class Plot:
-    """Makes the plots of one time axis.
+class Plots:
+    """Plots beneath each other.
 
     Args:
-        columns: where the values of what is drawn are put, by name.
         end_s: of the time axis, seconds.
     """
 
-    def __init__(self, columns: dict[str, list[Any]], end_s: float) -> None:
-        self._columns = columns
-        self.unit_s, self.unit = span(end_s)
-        self._end = end_s / self.unit_s or 1.0
+    def __init__(self, end_s: float) -> None:
+        self._unit_s, self._unit = span(end_s)
+        self._end = end_s / self._unit_s or 1.0
+        self._kept: dict[str, Sequence[int]] = {}
+        self._titles: list[str] = []
+        self._data: list[dict[str, Any]] = []
+        self._layout: dict[str, Any] = dict(LAYOUT)
+        self._figure: dict[str, Any] = {"data": self._data, "layout": self._layout, "times": {}}
 
-    def times(self, name: str, at_s: Iterable[float | None]) -> None:
-        """Put a column of times there, given in seconds."""
-        scaled = (None if value is None else value / self.unit_s for value in at_s)
-        self._columns[name] = [shortened(value, DIGITS_OF_TIME) for value in scaled]
+    def times(self, name: str, at_s: Sequence[float | None], kept: Sequence[int]) -> None:
+        """Keep the times of some entries of a column, given in seconds."""
+        self._kept[name] = kept
+        self._figure["times"][name] = self._scaled(at_s, kept)
+
+    def _scaled(self, at_s: Sequence[float | None], kept: Iterable[int]) -> list[Any]:
+        return [None if (at := at_s[i]) is None else _short(at / self._unit_s, DIGITS_OF_TIME) for i in kept]
 
     def line(
         self,
         name: str,
-        label: str,
-        paint: str,
+        colour: str,
         values: Column,
-        kept: Sequence[int],
+        at: str = "s",
         *,
-        time: str = "s",
-        scale: float = 1.0,
         dash: str = "solid",
         steps: bool = False,
-        area: str | None = None,
+        filled: bool = False,
     ) -> dict[str, Any] | None:
         """Return a line, or None where there is nothing to draw.
 
         Args:
-            name: of its column.
-            label: in legend and tooltip.
-            paint: its colour.
-            values: of every decision.
-            kept: which of them to draw.
-            time: name of the column of their times.
-            scale: factor from the values to what is drawn.
+            name: at the pointer.
+            colour: of the line.
+            values: of every entry of the column that the times were kept of.
+            at: which times.
             dash: one of `DASHES`.
             steps: True where a value holds until the next one.
-            area: ``stacked`` upon the line before, ``below`` to fill down to zero, None for a line only.
+            filled: down to zero, or to the line below.
         """
-        if all(values[index] is None for index in kept):
+        drawn = [_short(values[index]) for index in self._kept[at]]
+        if all(value is None for value in drawn):
             return None
-        self._columns[name] = [shortened(v * scale if (v := values[index]) is not None else None) for index in kept]
-        trace: dict[str, Any] = {
-            "type": "scatter",
-            "mode": "lines",
-            "x": f"@{time}",
-            "y": f"@{name}",
-            "line": {"color": paint, "width": 1.5, "dash": dash, "shape": "hv" if steps else "linear"},
-            "hoverinfo": "none",
-            "meta": {"label": label},
-        }
-        if area is not None:
-            trace["fillcolor"] = paint.replace("--c", "--f")
-            trace |= {"stackgroup": "all"} if area == "stacked" else {"fill": "tozeroy"}
-        return trace
+        shape = {"color": colour, "width": 1.5, "dash": dash, "shape": "hv" if steps else "linear"}
+        line = {"type": "scatter", "mode": "lines", "name": _escaped(name), "x": at, "y": drawn, "line": shape}
+        return line | ({"fill": "tozeroy", "fillcolor": f"{colour}70"} if filled else {})
 
-    def figure(
-        self,
-        key: str,
-        title: str,
-        lines: Sequence[dict[str, Any] | None],
-        above: Sequence[dict[str, Any]] = (),
-        *,
-        share: bool = False,
-        wide: bool = False,
-    ) -> list[Figure]:
-        """Return the plot of these lines and the marks above them; nothing where no line has a value.
+    def add(self, title: str, lines: Iterable[dict[str, Any] | None], *, share: bool = False, **how: Any) -> None:
+        """Add a plot beneath the others, if one of its lines has a value.
 
         Args:
-            key: unique on the page.
             title: what is drawn, with its unit.
             lines: what `line` gave.
-            above: what `marks` gave.
-            share: True where all values are shares 0..1.
-            wide: True where it takes a whole row.
+            share: all values are shares 0..1.
+            how: more of each line; those of a ``legendgroup`` are named in the legend, else beside the title.
         """
         drawn = [line for line in lines if line is not None]
         if not drawn:
+            return
+        n = str(len(self._titles) + 1) if self._titles else ""
+        how = {"xaxis": f"x{n}", "yaxis": f"y{n}", "hovertemplate": "%{y:.1%}" if share else "%{y:,.4~r}"} | how
+        self._data += [line | how for line in drawn]
+        x = {"range": [0.0, self._end], "ticksuffix": f" {self._unit}", "anchor": f"y{n}"}
+        self._layout[f"xaxis{n}"] = AXIS | TIME | x | ({"matches": "x"} if n else {})
+        self._layout[f"yaxis{n}"] = AXIS | VALUE | ({"range": [0.0, 1.03], "tickformat": ".0%"} if share else {})
+        signs = [f"<span style='color:{line['line']['color']}'>{DASHES[line['line']['dash']]}</span>" for line in drawn]
+        named = [f"{sign} {line['name']}" for sign, line in zip(signs, drawn, strict=True)]
+        is_alone = len(named) == 1 or "legendgroup" in how
+        self._titles.append("   ".join([f"<b>{title}</b>", *(() if is_alone else named)]))
+
+    def mark(self, course: RunColumns, shown: Iterable[int], seams: Sequence[int], values: Column) -> list[Sign]:
+        """Add marks to the last plot, for what happened on its line and for starts of epochs on its axis.
+
+        Args:
+            course: whose decisions are marked.
+            shown: which of them.
+            seams: those in whose windows an epoch began.
+            values: of the line.
+
+        Returns:
+            Their legend.
+        """
+        if not self._data:
             return []
-        rule = {
-            "gridcolor": "--line",
-            "linecolor": "--line",
-            "zeroline": False,
-            "fixedrange": True,
-            "automargin": False,
+        known = [index for index in shown if values[index] is not None]
+        of_kind = {kind: [index for index in known if kind in course.events[index].kinds] for kind in SYMBOLS}
+        of_kind[SEAM] = list(seams)
+        place = {key: self._data[-1][key] for key in ("xaxis", "yaxis")}
+        for kind, indices in of_kind.items():
+            if indices:
+                marker = {"symbol": SYMBOLS[kind], "size": 9, "color": INK, "line": {"width": 1.6, "color": INK}}
+                y = [0 if kind == SEAM else _short(values[index]) for index in indices]
+                mark = {"name": kind, "x": self._scaled(course.at_s, indices), "y": y, "marker": marker}
+                self._data.append(MARK | mark | place)
+        return [(INK, SIGNS[kind], kind) for kind, indices in of_kind.items() if indices]
+
+    def tell(self, course: RunColumns, told: Sequence[int]) -> int | None:
+        """Say these decisions at the pointer, in whichever plot it is; return where their texts were cut, if so."""
+        events = [course.events[index] for index in told]
+        texts = [text for event in events for text in event.told]
+        cut = next((n for n in CUTS if sum(min(len(text), n) for text in texts) <= TEXTS), CUTS[-1])
+        self._figure["told"] = TOLD | {
+            "x": self._scaled(course.at_s, told),
+            "customdata": [course.steps[index] for index in told],
+            "text": [_told(event, cut) for event in events],
         }
-        x = rule | {
-            "ticksuffix": f" {self.unit}",
-            "range": [0.0, self._end],
-            "fixedrange": False,
-            "showgrid": False,
-            "tickangle": 0,
-        }
-        y = rule | {"rangemode": "tozero", "nticks": 6}
-        if share:
-            y |= {"range": [0.0, 1.03], "tickformat": ".0%"}
-        else:
-            # SI prefixes for what is long only: 0.8 GB would be "800m".
-            y["tickformat"] = "~s" if self._highest(drawn) >= LONG else ",~r"
-        layout = {
-            "height": WIDE_PX if wide else NARROW_PX,
-            "margin": MARGIN,
-            "showlegend": False,
-            "separators": ". ",
-            "hovermode": "x",
-            "hoverdistance": -1,
-            "paper_bgcolor": "--surface",
-            "plot_bgcolor": "--surface",
-            "font": {"family": "system-ui, sans-serif", "size": 12, "color": "--muted"},
-            "xaxis": x | {"showspikes": True, "spikemode": "across", "spikethickness": 1, "spikecolor": "--muted"},
-            "yaxis": y,
-        }
-        legend = [(t["line"]["color"], DASHES[t["line"]["dash"]], t["meta"]["label"]) for t in drawn]
-        legend += [("--ink", ALL_SIGNS[t["meta"]["label"]][1], t["meta"]["label"]) for t in above]
-        return [Figure(key, title, tuple(legend), {"data": [*drawn, *above], "layout": layout}, wide)]
+        return cut if any(len(text) > cut for text in texts) else None
 
-    def _highest(self, drawn: Sequence[dict[str, Any]]) -> float:
-        tops = [max((v for v in self._columns[line["y"][1:]] if v is not None), default=0.0) for line in drawn]
-        return sum(tops) if any("stackgroup" in line for line in drawn) else max(tops)
+    def drawing(self, legend: Iterable[Sign], notes: Iterable[str] = ()) -> Drawing | None:
+        """Return all that was added; None where nothing was."""
+        if not self._titles:
+            return None
+        count, step_px = len(self._titles), PLOT_PX + GAP_PX
+        inner_px = count * step_px - GAP_PX
+        for at in range(count):
+            top_px = inner_px - at * step_px
+            domain = [(top_px - PLOT_PX) / inner_px, top_px / inner_px]
+            self._layout[f"yaxis{at + 1 if at else ''}"]["domain"] = domain
+        refs = [f"y{at + 1 if at else ''} domain" for at in range(count)]
+        titles = [TITLE | {"text": text, "yref": ref} for text, ref in zip(self._titles, refs, strict=True)]
+        self._layout["annotations"] = titles
+        self._layout["height"] = height_px = inner_px + LAYOUT["margin"]["t"] + LAYOUT["margin"]["b"]
+        return Drawing(self._figure, tuple(legend), height_px, tuple(notes))
 
 
-def marks(
-    columns: dict[str, list[Any]], course: RunColumns, shown: Sequence[int], name: str, values: Column, plot: Plot
-) -> list[dict[str, Any]]:
-    """Return a trace of marks for each kind of thing that happened.
-
-    Args:
-        columns: where their values are put.
-        course: whose events are marked.
-        shown: which decisions get a mark.
-        name: of the line they stand on.
-        values: of that line, for every decision.
-        plot: whose time axis it is.
-    """
-    traces = []
-    for number, kind in enumerate(SIGNS):
-        of_kind = [index for index in shown if kind in course.events[index].kinds and values[index] is not None]
-        if of_kind:
-            plot.times(f"m{number}.{name}.t", [course.at_s[index] for index in of_kind])
-            columns[f"m{number}.{name}"] = [shortened(values[index]) for index in of_kind]
-            traces.append(_marked(f"m{number}.{name}", kind))
-    return traces
+def _told(event: Event, cut: int) -> str:
+    parts = [f"{SIGNS[kind]} {kind}" for kind in event.kinds]
+    for text in (text[: cut - 1] + "…" if len(text) > cut else text for text in event.told if text):
+        parts += [_escaped(line) for line in (textwrap.wrap(text, FOLDED) if len(text) > FOLDED else [text])]
+    if event.kinds and event.effect is not None:
+        parts.append(f"then {ratio(event.effect)} samples/s")
+    return "\n".join(parts)
 
 
-def seams(columns: dict[str, list[Any]], course: RunColumns, shown: Sequence[int], plot: Plot) -> list[dict[str, Any]]:
-    """Return a trace of marks on the axis for the windows in which an epoch began; none where none did.
-
-    Args:
-        columns: where their values are put.
-        course: whose windows are marked.
-        shown: which of them get a mark.
-        plot: whose time axis it is.
-    """
-    if not shown:
-        return []
-    plot.times("seam.t", [course.at_s[index] for index in shown])
-    columns["seam"] = [0] * len(shown)
-    return [_marked("seam", SEAM)]
+def _escaped(text: str) -> str:
+    """For plotly, which reads some markup and cuts no name: of a long one the begin."""
+    return escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…", quote=False)
 
 
-def _marked(name: str, kind: str) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": f"@{name}.t",
-        "y": f"@{name}",
-        "marker": {
-            "symbol": ALL_SIGNS[kind][0],
-            "size": 9,
-            "color": "--ink",
-            "line": {"width": 1.6, "color": "--ink"},
-        },
-        "cliponaxis": False,
-        "hoverinfo": "none",
-        "meta": {"label": kind},
-    }
+def _short(value: float | None, digits: int = 4) -> float | int | None:
+    """A number with no more digits than a screen can show: each is a byte of the page."""
+    if value is None:
+        return None
+    short = float(f"{value:.{digits}g}")  # of the largest there is, infinity
+    return None if math.isinf(short) else int(short) if short.is_integer() else short

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.words import number
+from intune_callbacks.record.history import HISTORY, Tail
+from intune_callbacks.record.report import REPORT, Report, Side, StageRow
+from intune_callbacks.words import count, number
 
-__all__ = ["HISTORY", "REPORT", "Run", "rank_folders", "read"]
+__all__ = ["Run", "rank_folders", "read"]
 
-REPORT, HISTORY = "report.json", "history.jsonl"
 LAST_WINDOWS = 50
-SIDE: dict[str, Any] = {
-    **dict.fromkeys(("throughput_samples_per_s", "throughput_batches_per_s", "wait_frac", "exposed_wait_frac")),
-    **dict.fromkeys(("model_s", "memory_used_bytes", "memory_limit_bytes", "cpus", "stage", "headroom", "why")),
-    "allocation": {},
-    "windows": 0,
-    "verdict": "not known",
-}
-STAGE = {"name": "?", "kind": "cpu", "unit": "workers", "first": None, "current": None, "window_of": None}
-CAUSE = {"kind": "", "sentence": "", "line": "", "gain": 1.0}
-WHOLE: dict[str, Any] = {
-    **{"mode": "not known", "mode_source": "not known", "policy": "not known", "why": "", "cause": "", "next": ""},
-    **{"before": SIDE, "after": SIDE, "changes": 0, "wall_s": 0.0, "steps": 0, "samples": 0, "stages": []},
-    **{"settled_after_s": None, "frozen": None, "auc": None, "ranks": None, "warm_start": None},
-    **{"memory": {}, "settings": {}, "versions": {}, "decisions": []},
-    **{"whole": {}, "hints": [], "causes": []},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +26,14 @@ class Run:
 
     Args:
         folder: where it was read.
-        report: `report.json` with every key that is read here; from the history where there is no such file.
+        report: of `report.json`; from the history where there is no such file.
         lines: the decisions of `history.jsonl`, oldest first.
         notes: what was missing or could not be read, a sentence each.
         rank: of a run of several processes; None for a single one.
     """
 
     folder: Path
-    report: dict[str, Any]
+    report: Report
     lines: tuple[dict[str, Any], ...]
     notes: tuple[str, ...] = ()
     rank: int | None = None
@@ -95,7 +79,7 @@ def rank_folders(folder: Path) -> list[tuple[int, Path]]:
 
 def _read_one(folder: Path) -> Run:
     notes: list[str] = []
-    lines = _last_fit(list(_lines(folder / HISTORY, notes)), notes)
+    lines = _lines(folder / HISTORY, notes)
     report = _report(folder / REPORT, notes)
     if report is None:
         notes.append(f"no whole {REPORT}: the run was stopped hard, or goes on; the figures are from {HISTORY}")
@@ -103,38 +87,20 @@ def _read_one(folder: Path) -> Run:
     return Run(folder, report, tuple(lines), tuple(notes))
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     if not path.exists():
         notes.append(f"no {HISTORY}: there is no course to draw")
-        return
-    unread = 0
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                line = None
-            if isinstance(line, dict):
-                yield line
-            else:
-                unread += 1
-    if unread:
-        lines = "1 line" if unread == 1 else f"{unread} lines"
-        notes.append(f"{lines} of {HISTORY} could not be read; a run that is killed cuts off its last one")
-
-
-def _last_fit(lines: list[dict[str, Any]], notes: list[str]) -> list[dict[str, Any]]:
-    """The file is appended to, so a folder used again holds the lines of several fits; the report is of the last."""
-    steps = [number(line.get("step")) for line in lines]
-    known = [(i, step) for i, step in enumerate(steps) if step is not None]
-    begins = [i for (_, before), (i, step) in itertools.pairwise(known) if step < before]
-    if begins:
-        notes.append(f"{begins[-1]} decisions of earlier fits are in {HISTORY} as well; only the last fit is shown")
-        return lines[begins[-1] :]
+    tail = Tail(path)
+    lines, _ = tail.read()
+    if unread := tail.unread + tail.is_cut:
+        of = count(unread, "line")
+        notes.append(f"{of} of {HISTORY} could not be read; a run that is killed cuts off its last one")
+    if tail.earlier:
+        notes.append(f"{tail.earlier} decisions of earlier fits are in {HISTORY} as well; only the last fit is shown")
     return lines
 
 
-def _report(path: Path, notes: list[str]) -> dict[str, Any] | None:
+def _report(path: Path, notes: list[str]) -> Report | None:
     if not path.exists():
         return None
     try:
@@ -145,86 +111,53 @@ def _report(path: Path, notes: list[str]) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         notes.append(f"{REPORT} could not be read: expected an object, got {type(found).__name__}")
         return None
-    whole = _filled(found, WHOLE)
-    whole["causes"] = [_filled(cause, CAUSE) for cause in whole["causes"] if isinstance(cause, dict)]
-    whole["stages"] = [_stage(stage) for stage in whole["stages"] if isinstance(stage, dict)]
-    return whole
+    return Report.from_json(found)
 
 
-def _stage(found: Mapping[str, Any]) -> dict[str, Any]:
-    whole = _filled(found, STAGE)
-    return whole | {"window_of": None if whole["window_of"] is None else str(whole["window_of"])}
-
-
-def _filled(found: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `found` with every key of `expected`; what is of another kind than expected there is left out."""
-    whole = dict(found)
-    for key, default in expected.items():
-        given = found.get(key)
-        if isinstance(default, dict):
-            whole[key] = _filled(given if isinstance(given, dict) else {}, default)
-        elif isinstance(default, (int, float)):
-            whole[key] = given if number(given) is not None else default
-        elif default is not None and not isinstance(given, type(default)):
-            whole[key] = [] if default == [] else default
-        else:
-            whole[key] = given
-    return whole
-
-
-def _unfinished(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _unfinished(lines: Sequence[dict[str, Any]]) -> Report:
     """Return a report of what can be said without the end of the run."""
     moved = [i for i, line in enumerate(lines) if line.get("applied")]
     first = lines[: moved[0] + 1] if moved else lines
     last = lines[moved[-1] + 1 :] if moved else lines
-    before, after = _side(first[-LAST_WINDOWS:]), _side(last[-LAST_WINDOWS:] or lines[-1:])
-    after["allocation"] = _allocation(lines[-1], "after") if lines else {}
-    names = after["allocation"]
-    stages = [
-        {
-            **STAGE,
-            "name": name,
-            "unit": "items" if name.endswith(".window") or not _is_worker(name, lines) else "workers",
-            "window_of": name.removesuffix(".window") if name.endswith(".window") else None,
-            "first": before["allocation"].get(name, now),
-            "current": now,
-        }
-        for name, now in names.items()
-    ]
-    given: dict[str, Any] = {"before": before, "after": after, "stages": stages, "changes": len(moved)}
-    given["wall_s"] = _elapsed_s(lines)
-    given["steps"] = int(number(lines[-1].get("step")) or 0) if lines else 0
-    given["why"] = "the run has left no verdict: it was stopped hard, or goes on"
-    given["next"] = "look again when it has ended"
-    return _filled(given, WHOLE)
+    begin, now = (_allocation(lines[at], key) if lines else {} for at, key in ((0, "before"), (-1, "after")))
+    at_s = [value for line in lines if (value := number(line.get("at_s"))) is not None]
+    rates = lines[-1]["observation"].get("rates") if lines else None
+    return Report(
+        before=_side(first[-LAST_WINDOWS:], begin),
+        after=_side(last[-LAST_WINDOWS:] or lines[-1:], now),
+        stages=tuple(_row(name, begin.get(name, value), value, rates) for name, value in now.items()),
+        changes=len(moved),
+        wall_s=at_s[-1] - at_s[0] if at_s else 0.0,
+        steps=int(lines[-1]["step"]) if lines else 0,
+        why="the run has left no verdict: it was stopped hard, or goes on",
+        next="look again when it has ended",
+    )
 
 
-def _side(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    seen = [line["observation"] for line in lines if isinstance(line.get("observation"), dict)]
+def _row(name: str, first: Any, current: Any, rates: object) -> StageRow:
+    is_window = name.endswith(".window")
+    has_workers = not is_window and (not isinstance(rates, dict) or name in rates)
+    window_of = name.removesuffix(".window") if is_window else None
+    unit: Literal["workers", "items"] = "workers" if has_workers else "items"
+    return StageRow(name, "cpu", unit, 0, 0, current, window_of=window_of, first=first)
 
+
+def _side(lines: Sequence[dict[str, Any]], allocation: dict[str, Any]) -> Side:
     def middle(key: str) -> float | None:
-        values = [value for one in seen if (value := number(one.get(key))) is not None]
+        values = [value for line in lines if (value := number(line["observation"].get(key))) is not None]
         return median(values) if values else None
 
     keys = ("wait_frac", "exposed_wait_frac", "model_s", "cpus", "memory_used_bytes", "memory_limit_bytes")
     found: dict[str, Any] = {key: middle(key) for key in keys}
-    found["throughput_samples_per_s"] = middle("samples_per_s")
-    found |= {"windows": len(seen), "verdict": "not finished"}
-    found["allocation"] = _allocation(lines[0], "before") if lines else {}
-    return _filled(found, SIDE)
+    return Side(
+        **found,
+        throughput_samples_per_s=middle("samples_per_s"),
+        windows=len(lines),
+        verdict="not finished",
+        allocation=allocation,
+    )
 
 
-def _allocation(line: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _allocation(line: dict[str, Any], key: str) -> dict[str, Any]:
     given = line.get(key)
     return dict(given) if isinstance(given, dict) else {}
-
-
-def _is_worker(name: str, lines: Sequence[dict[str, Any]]) -> bool:
-    seen = lines[-1].get("observation") if lines else None
-    rates = seen.get("rates") if isinstance(seen, dict) else None
-    return not isinstance(rates, dict) or name in rates
-
-
-def _elapsed_s(lines: Sequence[dict[str, Any]]) -> float:
-    at = [value for line in lines if (value := number(line.get("at_s"))) is not None]
-    return at[-1] - at[0] if at else 0.0

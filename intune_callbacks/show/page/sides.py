@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from intune_callbacks.record.card import headline
+from intune_callbacks.record.report import Report, Side, Span, StageRow
 from intune_callbacks.show.page.runs import Run
 from intune_callbacks.words import (
     NOTHING,
@@ -13,7 +15,6 @@ from intune_callbacks.words import (
     amount,
     duration,
     four_digits,
-    headline,
     quantity,
     times,
     with_window,
@@ -33,13 +34,20 @@ MEASURED = (
 )
 # The same of the whole run.
 OF_ALL = (
-    ("samples over wall, samples/s", "throughput_samples_per_s", ""),
-    ("data wait", "wait_frac", "%"),
-    ("first batch after", "first_batch_s", "s"),
-    ("starts of epochs", "seam_s", "s"),
-    ("pauses: start, validation, checkpoints", "paused_s", "s"),
+    ("samples over wall, samples/s", "throughput_samples_per_s", "", True),
+    ("data wait", "wait_frac", "%", False),
+    ("first batch after", "first_batch_s", "s", False),
+    ("starts of epochs", "seam_s", "s", False),
+    ("pauses: start, validation, checkpoints", "paused_s", "s", False),
 )
-SETTINGS = (("mode", "mode"), ("policy", "policy"))
+COURSE: tuple[tuple[str, str, Callable[[object], str]], ...] = (
+    ("changes", "changes", amount),
+    ("settled after", "settled_after_s", duration),
+    ("length", "wall_s", duration),
+    ("steps", "steps", amount),
+    ("test AUC", "auc", four_digits),
+)
+UNKNOWN = "not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,84 +69,74 @@ class Row:
     group: str = ""
 
 
-def before_and_after(report: Mapping[str, Any]) -> list[Row]:
+def before_and_after(report: Report) -> list[Row]:
     """Return what was measured and allocated before the first change and after the last one."""
-    rows = measured(report["before"], report["after"])
+    rows = measured(report.before, report.after)
     for stage in _shown(report):
         first, last = (_with_window(stage, report, which) for which in ("first", "current"))
-        ratio = times(stage["first"], stage["current"]) if stage["first"] != stage["current"] else ""
+        ratio = times(stage.first, stage.current) if stage.first != stage.current else ""
         rows.append(Row(_named(stage), first, last, ratio, "allocation"))
     return rows
 
 
-def measured(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
-    """Return a row for each figure that one of the two sides has; sides as in ``before`` of a report."""
-    rows = []
-    for name, key, unit, has_ratio in MEASURED:
-        left, right = first.get(key), second.get(key)
-        if left is not None or right is not None:
-            ratio = times(left, right) if has_ratio else ""
-            rows.append(Row(name, quantity(left, unit), quantity(right, unit), ratio, "measured"))
-    return rows
+def measured(first: Side, second: Side) -> list[Row]:
+    """Return a row for each figure that one of the two sides has."""
+    return list(_rows(MEASURED, first, second, "measured"))
 
 
 def two_runs(first: Run, second: Run) -> list[Row]:
     """Return all figures of two runs, and of their settings and versions those that differ."""
     one, other = first.report, second.report
-    rows = [Row("verdict", headline(one), headline(other), "", "verdict")]
-    rows += measured(one["after"], other["after"])
-    for name, key, unit in OF_ALL:
-        of = [whole.get(key) if isinstance(whole := run.get("whole"), dict) else None for run in (one, other)]
-        if any(value is not None for value in of):
-            ratio = times(*of) if key == "throughput_samples_per_s" else ""
-            rows.append(Row(name, quantity(of[0], unit), quantity(of[1], unit), ratio, "whole run"))
+    rows = [Row("verdict", headline(one), headline(other), "", "verdict"), *measured(one.after, other.after)]
+    rows += _rows(OF_ALL, one.whole or Span(), other.whole or Span(), "whole run")
     left, right = ({_named(stage): _with_window(stage, r, "current") for stage in _shown(r)} for r in (one, other))
     for name in dict.fromkeys([*left, *right]):
         rows.append(Row(name, left.get(name, NOTHING), right.get(name, NOTHING), "", "allocation"))
-    rows.append(Row("changes", amount(one["changes"]), amount(other["changes"]), "", "course"))
-    for name, key in (("settled after", "settled_after_s"), ("length", "wall_s")):
-        rows.append(Row(name, duration(one[key]), duration(other[key]), "", "course"))
-    rows.append(Row("steps", amount(one["steps"]), amount(other["steps"]), "", "course"))
-    if one["auc"] is not None or other["auc"] is not None:
-        rows.append(Row("test AUC", four_digits(one["auc"]), four_digits(other["auc"]), "", "course"))
+    for name, key, words in COURSE:
+        given = getattr(one, key), getattr(other, key)
+        if key != "auc" or given != (None, None):
+            rows.append(Row(name, words(given[0]), words(given[1]), "", "course"))
     settings = [_settings(one), _settings(other)]
-    if not (one["settings"] and other["settings"]):  # one of them was not tuned, or has not ended: nothing to compare
+    if not (one.settings and other.settings):  # one of them was not tuned, or has not ended: nothing to compare
         settings = [{name: values[name] for name in settings[0] if name in settings[1]} for values in settings]
     rows += _differing("settings", *settings)
-    rows += _differing("versions", one["versions"], other["versions"])
+    rows += _differing("versions", one.versions, other.versions)
     return rows
 
 
-def allocation_line(report: Mapping[str, Any], which: str) -> str:
-    """Return workers and depths in one line, as the end card does; windows are left out.
-
-    Args:
-        report: whole, as `runs.read` gives it.
-        which: ``first`` or ``current``.
-    """
-    return allocation({stage["name"]: stage[which] for stage in _shown(report)}, {})
+def allocation_line(report: Report) -> str:
+    """Return workers and depths at the end in one line, as the end card does; windows are left out."""
+    return allocation({stage.name: stage.current for stage in _shown(report)}, {})
 
 
-def _shown(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(figures: Sequence[tuple[str, str, str, bool]], first: Span, second: Span, group: str) -> Iterator[Row]:
+    for name, key, unit, has_ratio in figures:
+        left, right = getattr(first, key), getattr(second, key)
+        if left is not None or right is not None:
+            ratio = times(left, right) if has_ratio else ""
+            yield Row(name, quantity(left, unit), quantity(right, unit), ratio, group)
+
+
+def _shown(report: Report) -> list[StageRow]:
     """The stages themselves; a window is shown with the workers whose results it holds."""
-    return [stage for stage in report["stages"] if stage["window_of"] is None]
+    return [stage for stage in report.stages if stage.window_of is None]
 
 
-def _named(stage: Mapping[str, Any]) -> str:
-    return f"{stage['name']}, {'workers' if stage['unit'] == 'workers' else 'depth'}"
+def _named(stage: StageRow) -> str:
+    return f"{stage.name}, {'workers' if stage.unit == 'workers' else 'depth'}"
 
 
-def _with_window(stage: Mapping[str, Any], report: Mapping[str, Any], which: str) -> str:
-    windows = [other[which] for other in report["stages"] if other["window_of"] == stage["name"]]
-    return with_window(stage[which], windows[0] if windows else None)
+def _with_window(stage: StageRow, report: Report, which: str) -> str:
+    windows = [getattr(other, which) for other in report.stages if other.window_of == stage.name]
+    return with_window(getattr(stage, which), windows[0] if windows else None)
 
 
-def _settings(report: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: report[key] for name, key in SETTINGS}
-    found["memory soft limit"] = report["memory"].get("soft_limit_frac")
+def _settings(report: Report) -> dict[str, Any]:
+    found: dict[str, Any] = {"mode": report.mode, "policy": report.policy or UNKNOWN}
+    found["memory soft limit"] = report.memory.soft_limit_frac
     found |= {f"at first: {_named(stage)}": _with_window(stage, report, "first") for stage in _shown(report)}
     # The value alone: where it was written down makes no other run of it.
-    told = {str(name): _value(given) for name, given in report["settings"].items()}
+    told = {str(name): _value(given) for name, given in report.settings.items()}
     return {name: value for name, value in found.items() if name not in told} | told
 
 

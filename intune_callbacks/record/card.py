@@ -1,0 +1,198 @@
+"""What a report says in words: the lines of the card printed at the end, which `intune report` and the page share."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+from intune_callbacks.measure.advice import KEPT
+from intune_callbacks.record.report import REPORT, Report, Side, Span, StageRow
+from intune_callbacks.words import (
+    ARROW,
+    SLOWER,
+    TONES,
+    allocation,
+    amount,
+    count,
+    duration,
+    memory,
+    moment,
+    percent,
+    ratio,
+)
+
+__all__ = ["card_rows", "end_card", "headline", "in_short", "said", "tone"]
+
+FOUND = "found.yaml"
+FILES = ("report.html", REPORT, "history.jsonl", FOUND)
+# Rows of words, folded at this width; numbers, paths and what is to be pasted stay in one line.
+WORDS, WIDTH = ("why", "cause", "also", "next"), 108
+# Below this share of wait the model takes what it gets.
+WAITS = 0.05
+BESIDE, MOST_BESIDE = ("startup", "shuffle", "prefetch", "memory", "loader"), 2
+APART = 0.1
+
+
+def end_card(report: Report, folder: Path | None = None) -> str:
+    """Return the card as plain text: verdict first, then why, before, after and what to do next, a row each.
+
+    Args:
+        report: of the run.
+        folder: where the run wrote its files, if it did.
+    """
+    (name, head), *rows = card_rows(report, folder)
+    verdict, _, facts = head.partition("  ")
+    lines = [f"{f'{name}  {verdict}':<34}  {facts}"]
+    for label, text in rows:
+        first, *code = text.splitlines()
+        folded = textwrap.wrap(first, WIDTH, break_on_hyphens=False) if label in WORDS else [first]
+        lines.append(f"{label:<6}  " + ("\n" + 8 * " ").join([*folded, *code]))
+    return "\n".join(lines)
+
+
+def card_rows(report: Report, folder: Path | None = None) -> list[tuple[str, str]]:
+    """Return the rows of the end card: a label, and a text that may have several lines.
+
+    Args:
+        report: of the run.
+        folder: where the run wrote its files, if it did.
+    """
+    told = said(report)
+    rows = [("InTune", f"{headline(report)}  {in_short(report)}"), *((key, told[key]) for key in ("why", "cause"))]
+    last = f"{_line(report, report.after, 'current')}{_alone(report.after)}"
+    rows += [("before", _line(report, report.before, "first")), ("after", last)] if report.changes else [("now", last)]
+    rows += [("whole", told["whole"]), *(("also", text) for text in told["also"].splitlines())]
+    rows += [(key, told[key]) for key in ("warm", "ranks", "frozen")]
+    if report.mode_source != "default":
+        rows.append(("mode", f"{report.mode}, from {_where(report.mode_source)}"))
+    written = [name for name in FILES if folder is not None and (folder / name).is_file()]
+    if written:
+        rows.append(("files", f"{', '.join(written)} in {folder}"))
+    do = report.next
+    if FOUND in written and report.changes and not report.frozen and report.verdict != SLOWER:
+        do += f"\nor begin it where this one ended: warm_start={json.dumps(str(folder))}"
+    return [(label, text) for label, text in rows if text] + [("next", do)]
+
+
+def said(report: Report) -> dict[str, str]:
+    """Return the sentences of the card and of the page by their labels; those without anything to say are empty."""
+    warm = report.warm_start or {}
+    used = "" if warm.get("used") else "not "
+    return {
+        "why": _why(report),
+        "cause": report.cause,
+        "whole": _whole(report),
+        "also": _also(report),
+        "ranks": str((report.ranks or {}).get("line", "")),
+        "frozen": report.frozen or "",
+        "warm": f"{used}started from {warm.get('from')}: {warm.get('why')}" if warm else "",
+        "next": report.next,
+    }
+
+
+def headline(report: Report) -> str:
+    """Return the verdict: at first and at last, once if they are the same; before all that a run became slower."""
+    if report.verdict == SLOWER:
+        return SLOWER.upper()
+    first, last = report.before.verdict.upper(), report.after.verdict.upper()
+    return first if first == last else f"{first}{ARROW}{last}"
+
+
+def in_short(report: Report) -> str:
+    """Return what stands beside the verdict: the whole run's speed and length, and what was done in it."""
+    rate, length = (report.whole or Span()).throughput_samples_per_s, duration(report.wall_s)
+    told = [f"{amount(rate)} samples/s in {length}" if rate is not None else length]
+    told.append(count(report.changes, "change") if report.changes else "nothing was changed")
+    if report.settled_after_s is not None:
+        told.append(f"settled after {duration(report.settled_after_s)}")
+    return ", ".join([*told, "frozen"] if report.frozen else told)
+
+
+def tone(report: Report) -> str:
+    """Return what the verdict says of the input, of a run that became slower that this is bad."""
+    return TONES.get(SLOWER if report.verdict == SLOWER else report.after.verdict, "open")
+
+
+def _why(report: Report) -> str:
+    if tone(report) == "good" and not report.changes:
+        return "the input pipeline is not the bottleneck; nothing was changed"
+    return report.why
+
+
+def _whole(report: Report) -> str:
+    """The whole run in a line, and where it was slower than while it ran, why; nothing where it is not known."""
+    whole = report.whole or Span()
+    rate = whole.throughput_samples_per_s
+    if rate is None:
+        return ""
+    parts = [f"{amount(rate)} samples/s in {duration(whole.wall_s)}"]
+    if whole.wait_frac is not None:
+        parts.append(f"wait {percent(whole.wait_frac)}")
+    if whole.first_batch_s:
+        parts.append(f"first batch after {moment(whole.first_batch_s)}")
+    return "\n".join(["   ".join(parts), *_apart(report, whole, rate)])
+
+
+def _apart(report: Report, whole: Span, rate: float) -> list[str]:
+    """The speed while it runs beside the whole run's, where they are more than a tenth apart, and what lies between."""
+    rates = [report.after.running_samples_per_s, report.after.throughput_samples_per_s]
+    running = max((known for known in rates if known is not None), default=None)
+    if running is None or abs(running - rate) <= APART * running:
+        return []
+    seam_s, paused_s = whole.seam_s or 0.0, whole.paused_s or 0.0
+    if running < rate or seam_s + paused_s < APART * (whole.wall_s or 0.0):
+        return [f"{amount(running)} samples/s at last, {amount(rate)} in the whole run"]
+    if paused_s > seam_s:
+        return [f"{amount(running)} samples/s while it runs, {amount(rate)} with its start, validation and checkpoints"]
+    mend = f": {KEPT}" if "startup" in [cause.kind for cause in report.causes] else ""
+    return [f"{amount(running)} samples/s while it runs, {amount(rate)} with the start of each epoch{mend}"]
+
+
+def _also(report: Report) -> str:
+    """The causes not told of yet that gain something or do harm for certain, two at most, a line each."""
+    told = f"{report.cause}\n{report.next}"
+    others = [cause for cause in report.causes if cause.kind in BESIDE and cause.sentence not in told]
+    gains = (f" (expected {ratio(cause.gain)})" if cause.gain > 1.0 else "" for cause in others)
+    return "\n".join(f"{cause.sentence}{gain}" for cause, gain in zip(others[:MOST_BESIDE], gains, strict=False))
+
+
+def _alone(side: Side) -> str:
+    """What the model would take if its input were free, where that is more than it gets."""
+    rate, wait = side.throughput_samples_per_s, side.exposed_wait_frac
+    wait = side.wait_frac if wait is None else wait
+    if rate is None or wait is None or not WAITS <= wait < 1.0:
+        return ""
+    return f"   the model alone would take {amount(rate / (1.0 - wait))} samples/s"
+
+
+def _line(report: Report, side: Side, which: str) -> str:
+    rate, used, limit = side.throughput_samples_per_s, side.memory_used_bytes, side.memory_limit_bytes
+    parts = [f"{amount(rate)} samples/s" if rate is not None else "not measured", _wait(side)]
+    parts.append(_allocation(report.stages, which))
+    if used is not None and limit:
+        parts.append(f"RAM {memory(used, limit)}")
+    return "   ".join(part for part in parts if part)
+
+
+def _wait(side: Side) -> str:
+    if side.wait_frac is None:
+        return ""
+    idle = side.exposed_wait_frac
+    # A blocked loop does no harm while the GPU still has work, and the verdict goes by the GPU.
+    return f"wait {percent(side.wait_frac)}" + (f" (GPU idle {percent(idle)})" if idle is not None else "")
+
+
+def _allocation(stages: tuple[StageRow, ...], which: str) -> str:
+    """Workers and depths; a window only where it changed while its workers did not."""
+    moved = {row.name for row in stages if row.first != row.current}
+    windows = {
+        row.window_of: getattr(row, which)
+        for row in stages
+        if row.name in moved and row.window_of is not None and row.window_of not in moved
+    }
+    return allocation({row.name: getattr(row, which) for row in stages if row.window_of is None}, windows)
+
+
+def _where(source: str) -> str:
+    return {"argument": "the argument", "recipe": "the recipe", "command line": "the command line"}.get(source, source)
