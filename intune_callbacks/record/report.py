@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from intune_callbacks.measure.cause import Cause
+from intune_callbacks.measure.evidence import Cause
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.record.files import write_whole
 from intune_callbacks.types import Hint, Stage

@@ -19,7 +19,7 @@ from intune_callbacks.record.history import History
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit, stage_metrics
 from intune_callbacks.session.keras_bar import Bar, put_first
-from intune_callbacks.session.keras_hooks import Fetches, TrainData, batch_rows, from_fit
+from intune_callbacks.session.keras_hooks import Adopted, Fetches, TrainData, batch_rows, from_fit
 from intune_callbacks.session.keras_timer import LoopReading, LoopTimer
 from intune_callbacks.session.ranks import place
 from intune_callbacks.show.card import show
@@ -212,7 +212,7 @@ class Fit(TunedFit):
             if found.pipeline is not None:
                 found.pipeline.prepare()
                 self.pipeline = found.pipeline
-                data.give_loader(_Adopted(data.loader, found.pipeline, self))
+                data.give_loader(Adopted(data.loader, found.pipeline, self.give_up))
             self._source = weakref.ref(data.loader)
         if data.dataset is not None:
             # Only here: TensorFlow is there already when there is a dataset.
@@ -284,21 +284,6 @@ class Fit(TunedFit):
 
     def _note(self) -> str | None:
         return None if self.pipeline.stages() else self.why
-
-
-class _Adopted:
-    """The user's loader, each of whose iterators is taken over."""
-
-    def __init__(self, loader: Any, pipeline: Any, fit: Fit) -> None:
-        self._loader, self._pipeline, self._fit = loader, pipeline, fit
-
-    def __iter__(self) -> Iterator[Any]:
-        iterator: Iterator[Any] = iter(self._loader)
-        try:
-            return self._pipeline.adopt(iterator)  # type: ignore[no-any-return]
-        except Exception as error:
-            self._fit.give_up("the start of an epoch", error)
-            return iterator
 
 
 def _abandoned(fit: Fit) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from intune_callbacks.session.fit import samples_in
 from intune_callbacks.types import Clock
 
-__all__ = ["Fetches", "TrainData", "batch_rows", "from_fit"]
+__all__ = ["Adopted", "Fetches", "TrainData", "batch_rows", "from_fit"]
 
 _MISSING = object()
 
@@ -166,6 +166,27 @@ class Fetches:
         except (TypeError, ValueError):  # a ragged or sparse batch that does not know its length
             self.samples += 1
         return batch
+
+
+class Adopted:
+    """The user's loader, each of whose iterators is taken over.
+
+    Args:
+        loader: the user's.
+        pipeline: what takes them over.
+        give_up: told of an iterator that could not be; the loop then gets it as it is.
+    """
+
+    def __init__(self, loader: Any, pipeline: Any, give_up: Callable[[str, BaseException], None]) -> None:
+        self._loader, self._pipeline, self._give_up = loader, pipeline, give_up
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator: Iterator[Any] = iter(self._loader)
+        try:
+            return self._pipeline.adopt(iterator)  # type: ignore[no-any-return]
+        except Exception as error:
+            self._give_up("the start of an epoch", error)
+            return iterator
 
 
 class _Timed:
