@@ -8,12 +8,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 __all__ = ["slept", "three_attempts"]
 
 
 def three_attempts(test: Callable[..., None]) -> Callable[..., None]:
-    """Let a test fail only if it fails three times; it makes anew what it measures, and gets the same fixtures."""
+    """Let a test fail only if it fails three times; it makes anew what it measures, and gets the same fixtures.
 
+    It measures, so it is of the tier ``timing``: nothing runs beside it.
+    """
+
+    @pytest.mark.timing
     @functools.wraps(test)
     def attempts(*given: Any, **named: Any) -> None:
         for _ in range(2):

@@ -1,4 +1,8 @@
-"""Without torch and Lightning, as in tox's core environment, some test files cannot even be imported."""
+"""What all tests share: the tiers, how patient hypothesis is, what is compiled ahead, a run to look at.
+
+Three tiers: what runs at every change, in parallel; ``timing``, which wants the machine to itself (see `busy_machine`);
+and the campaign, before a release. Beside them ``core``: what a missing extra may change.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,33 @@ if os.environ.get("INTUNE_TEST_CORE"):
 # trains a small network took 74 s with two of them, 13 s with one).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Faults, hostile datasets, soaks and sanitizers; whole fits of all kinds and backends; ranks in processes of their own;
+# limits of memory that kill; a browser; every recipe, every block of the documentation, every benchmark for a moment.
+CAMPAIGN = {
+    *("fault_ends", "fault_matrix", "hostile_datasets", "native_sanitizers", "soak"),
+    *("keras_backends", "keras_unchanged", "lightning_unchanged", "lightning_memory", "tfdata_memory"),
+    *("dlrm_hybrid", "dlrm_hybrid_fit", "dlrm_hybrid_jax", "dlrm_hybrid_ranks", "lightning_ddp"),
+    *("page_browser", "docs", "recipes_all", "recipes_bad_rows", "dlrm_dcn", "net_hostile"),
+    *("benchmarks", "benchmarks_criteo", "benchmarks_never_slower", "benchmarks_tfdata", "benchmarks_wild"),
+}
+CORE = {
+    *("core", "missing_packages", "imports", "exports", "cli", "doctor", "check", "words", "elastic", "history"),
+    *(
+        "tuner",
+        "tuner_pace",
+        "guard",
+        "net",
+        "policies",
+        "agent_dqn",
+        "weights",
+        "report",
+        "card",
+        "watch",
+        "page_reading",
+    ),
+    *("saved", "run_dir", "monitor_resources"),
+}
+
 collect_ignore_glob = [] if importlib.util.find_spec("lightning") else ["test_lightning*.py", "test_benchmarks.py"]
 
 
@@ -34,6 +65,16 @@ def pytest_sessionstart() -> None:
 
 def pytest_report_header() -> list[str]:
     return [f"left out, for want of Lightning: {', '.join(collect_ignore_glob)}"] if collect_ignore_glob else []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with its tier."""
+    for item in items:
+        name = item.path.stem.removeprefix("test_")
+        if name in CAMPAIGN:
+            item.add_marker(pytest.mark.campaign)
+        if name in CORE:
+            item.add_marker(pytest.mark.core)
 
 
 @pytest.fixture(scope="session")

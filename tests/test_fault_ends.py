@@ -32,7 +32,7 @@ from intune_callbacks.pipelines.find import find
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Clock, Observation, Proposal
 
-pytestmark = [pytest.mark.campaign, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 HERE = Path(__file__).parent
 
 # -- signals -----------------------------------------------------------------------------------------------------------

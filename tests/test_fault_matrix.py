@@ -34,7 +34,7 @@ from intune_callbacks.pipelines import wire
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.pipelines.workers import ProcessPool
 
-pytestmark = [pytest.mark.campaign, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 ITEMS, EPOCHS, BOUND_S = 24, 3, 30.0
 
 # What a worker does to one item of one epoch, which children that live on hear of, too.

@@ -23,7 +23,7 @@ from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E40
 from benchmarks.hostile import FORK_ONLY, KINDS, Hostile, Pair, as_is, identity  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
 
-pytestmark = [pytest.mark.campaign, pytest.mark.filterwarnings("ignore:Sparse invariant checks")]
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
 # -- what an item may be -----------------------------------------------------------------------------------------------
 

@@ -117,3 +117,11 @@ def test_package_imports_fast_and_without_frameworks() -> None:
     loaded |= {"jinja2"}
     assert not loaded & set(runs[0][1:])
     assert min(float(run[0]) for run in runs) < 0.2
+
+
+def test_the_tiers_name_files_that_are_there() -> None:
+    import conftest
+
+    files = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    assert files >= conftest.CAMPAIGN | conftest.CORE
+    assert not conftest.CAMPAIGN & conftest.CORE

@@ -15,7 +15,6 @@ HERE = Path(__file__).parent / "native"
 SOURCES = Path(intune_callbacks.__file__).parent / "pipelines" / "native"
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 SECONDS = 4
-pytestmark = pytest.mark.campaign
 
 
 def built(folder: Path, sanitizers: str, sources: Path = SOURCES) -> Path:

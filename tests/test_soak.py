@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.soak import ALLOWED, grown
 
-pytestmark = pytest.mark.campaign
 READING = dict(rss_mb=100.0, threads=4.0, descriptors=20.0, children=2.0, files_mb=1.0)
 
 
