@@ -17,6 +17,7 @@ with warnings.catch_warnings():
     pytest.importorskip("tensorflow")
     keras = pytest.importorskip("keras")
 
+import numpy as np
 from keras_runs import EAGER, ROWS, make_model, rows
 
 from intune_callbacks.keras import InTuneCallback
@@ -107,6 +108,16 @@ def test_one_iterator_for_all_epochs_stays_the_users_own(compiler: Compiler) -> 
     stock, callback = seen(**many), InTuneCallback(**EAGER)
     assert seen(callback, Leave(compiler), **many) == stock
     assert callback.report["stages"] == []
+
+
+def test_arrays_do_not_call_the_compiler(compiler: Compiler) -> None:
+    data = np.zeros((ROWS, 2), np.float32)
+    callback = InTuneCallback(**EAGER)
+    make_model().fit(data, data[:, :1], batch_size=4, epochs=2, callbacks=[callback], verbose=0)
+    assert not tf_build.cache_folder().exists()
+    assert callback.report["samples"] == 2 * ROWS and "sliced in memory" in callback.report["next"]
+    tf_build.cache_folder().mkdir()
+    tf_build.library_path().touch()  # for the fixture, which has nobody to wait for
 
 
 def test_without_a_compiler_nothing_is_touched_and_the_report_says_how_to_get_one(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from intune_callbacks.types import Allocation, Pipeline, PipelineStats, Stage
 
-__all__ = ["Combined", "Pipeline", "busy_limit", "clamp"]
+__all__ = ["Combined", "Pipeline", "busy_limit", "clamp", "cpus_allowed"]
 
 BURST = 1.15
 
@@ -24,6 +25,11 @@ def clamp(allocation: Mapping[str, int], stages: Sequence[Stage]) -> Allocation:
         for stage in stages
         if stage.name in allocation
     }
+
+
+def cpus_allowed() -> int:
+    """Return how many CPUs this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def busy_limit(cpus: float, worker_stages: int) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-import os
 import sys
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.pipelines.watched import WatchedLoader
 from intune_callbacks.types import Clock, Hint, Pipeline
 
@@ -126,12 +126,8 @@ def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kin
     return replace(found, hints=(*found.hints, *_loader_hints(loader, is_iterable=not map_style)))
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _loader_hints(loader: Any, *, is_iterable: bool) -> tuple[Hint, ...]:
-    workers, cpus = loader.num_workers, _cpus()
+    workers, cpus = loader.num_workers, cpus_allowed()
     if workers > cpus:
         what = f"the DataLoader has {workers} workers on {cpus} CPU{'s' * (cpus != 1)}"
         return (Hint(what, f"num_workers={cpus}  # more only where they wait for reads", "workers"),)

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from intune_callbacks.errors import InTuneError
 from intune_callbacks.pipelines import tf_build
-from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.base import clamp, cpus_allowed
 from intune_callbacks.pipelines.tf_graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import Native, load
@@ -29,7 +29,7 @@ from intune_callbacks.pipelines.tf_stage import GraphStage
 from intune_callbacks.pipelines.tf_stats import SinkReading, StageCourse, StageReading
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
-__all__ = ["DatasetPipeline"]
+__all__ = ["DatasetPipeline", "is_compiled"]
 
 MAX_WORKERS = 256
 MAX_WINDOW = 4096
@@ -99,7 +99,7 @@ class DatasetPipeline:
 
         An iterator of the user's dataset goes on as it is, so this is for the moment before an epoch begins.
         """
-        if not self._awaited or not tf_build.library_path().exists():
+        if not self._awaited or not is_compiled():
             return False
         self.why, self._awaited = self._begin_with(wait=True), False
         return self._native is not None
@@ -142,7 +142,7 @@ class DatasetPipeline:
     def _begin_with(self, wait: bool) -> str:
         """Put our operations in place if they are there, or may be waited for; return what came of it."""
         try:
-            if wait or tf_build.library_path().exists():
+            if wait or is_compiled():
                 return self._install(load())
             self.hints = hints_of(DatasetGraph(self._stock))
             tf_build.begin()
@@ -158,7 +158,7 @@ class DatasetPipeline:
             return f"the pipeline is left as it is: {type(error).__name__}: {_first_line(error)}"
 
     def _install(self, native: Native) -> str:
-        rewritten = rewrite(self._stock, self._key, live=self._live, cpus=min(16, _cpus()))
+        rewritten = rewrite(self._stock, self._key, live=self._live, cpus=min(16, cpus_allowed()))
         self.dataset = _with_options(rewritten, self._live)
         self.hints = rewritten.hints
         self._native, self._stages = native, rewritten.stages
@@ -271,10 +271,15 @@ class DatasetPipeline:
         self._workers[stage.name] = min(number, self._threads) if on_pool else number
 
 
+def is_compiled() -> bool:
+    """Return whether our operations are there, so that nobody has to wait for a compiler."""
+    return tf_build.library_path().exists()
+
+
 def _threads_of(dataset: tf.data.Dataset) -> int:
     """Return how many threads of TensorFlow's compute the dataset's functions."""
     own = dataset.options().threading.private_threadpool_size
-    return int(own or tf.config.threading.get_inter_op_parallelism_threads() or _cpus())
+    return int(own or tf.config.threading.get_inter_op_parallelism_threads() or cpus_allowed())
 
 
 def _with_options(rewritten: Rewritten, live: bool) -> tf.data.Dataset:
@@ -289,10 +294,6 @@ def _with_options(rewritten: Rewritten, live: bool) -> tf.data.Dataset:
         # tf.data keeps the numbers in a model that it makes only for its own tuner, which has nothing left to tune.
         options.autotune.enabled = True
     return rewritten.graph.build().with_options(options)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _first_line(error: Exception) -> str:

@@ -216,23 +216,18 @@ class Fit(TunedFit):
             self._source = weakref.ref(data.loader)
         if data.dataset is not None:
             # Only here: TensorFlow is there already when there is a dataset.
-            from intune_callbacks.pipelines.tfdata import DatasetPipeline
+            from intune_callbacks.pipelines.tfdata import DatasetPipeline, is_compiled
 
-            # What Keras makes of arrays, generators and loaders runs through a dataset, too: it is timed, not changed.
-            sink = DatasetPipeline(
-                data.dataset,
-                clock=self._clock,
-                max_workers=config.max_workers,
-                live=tune and data.own,
-                wait=False,
-            )
-            self._sink = sink
-            sink.prepare()
             self._rows = batch_rows(data.dataset) or data.batch_rows or 1
-            data.give_dataset(sink.dataset)
-            if data.own:
-                self.pipeline, self.why, self.hints = sink, sink.why, sink.hints
-                self._source = weakref.ref(data.dataset)
+            # What Keras makes of arrays, generators and loaders runs through a dataset, too: it is timed, not changed.
+            if data.own or is_compiled():
+                live, most = tune and data.own, config.max_workers
+                sink = DatasetPipeline(data.dataset, clock=self._clock, max_workers=most, live=live, wait=False)
+                self._sink = sink
+                data.give_dataset(sink.dataset)
+                if data.own:
+                    self.pipeline, self.why, self.hints = sink, sink.why, sink.hints
+                    self._source = weakref.ref(data.dataset)
         data.time(self._fetches, self._watched)
         if data.on_torch:
             self._cuda = cuda_wait()
