@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_examples.tsv import CATEGORIES, DENSE
+from dlrm_examples.criteo.tsv import CATEGORIES, DENSE
 
 __all__ = [
     "TABLE_ROWS",
@@ -82,8 +82,8 @@ def nodes_rows(files: Sequence[str], batch_size: int, threads: int) -> Iterator[
 
 
 def tf_pipeline(files: Sequence[str], batch_size: int, **options: Any) -> Iterator[Arrays]:
-    """Run a pipeline of `dlrm_examples.pipeline_tf` with the options given."""
-    from dlrm_examples.pipeline_tf import build
+    """Run a pipeline of `dlrm_examples.criteo.pipeline_tf` with the options given."""
+    from dlrm_examples.criteo.pipeline_tf import build
 
     given = {"table_rows": TABLE_ROWS, "test_fraction": 0.0, "shuffle": False, "drop_last": False}
     for features, labels in build(files, batch_size, **given, **options):

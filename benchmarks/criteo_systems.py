@@ -38,10 +38,10 @@ class System:
 
 
 def ours(**options: Any) -> Callable[[Sequence[str], int, int], Iterator[Arrays]]:
-    """Return the loader of `dlrm_examples.pipeline` with `threads` parsing threads."""
+    """Return the loader of `dlrm_examples.criteo.pipeline` with `threads` parsing threads."""
 
     def run(files: Sequence[str], batch_size: int, threads: int) -> Iterator[Arrays]:
-        from dlrm_examples.pipeline import build
+        from dlrm_examples.criteo.pipeline import build
 
         # Of Parquet it is reading that takes the time: Arrow decodes there.
         workers = {

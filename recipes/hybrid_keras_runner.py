@@ -20,12 +20,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 try:
     import tensorflow as tf
 
-    from dlrm_examples.hybrid_keras import HybridModel, share
+    from dlrm_examples.hybrid.keras import HybridModel, share
 except ImportError as error:
     raise MissingPackage(error.name or "keras", "dlrm-keras") from None
 
-from dlrm_examples.metrics import evaluate
-from dlrm_examples.pipeline_tf import STAGES, build
+from dlrm_examples.criteo.pipeline_tf import STAGES, build
+from dlrm_examples.models.metrics import evaluate
 from intune_callbacks.keras import InTuneCallback
 from recipes.keras_probe import Curve, timed
 

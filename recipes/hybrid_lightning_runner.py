@@ -10,9 +10,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from dlrm_examples.hybrid_lightning import HybridModule, HybridStrategy
-from dlrm_examples.pipeline import CriteoLoader
-from dlrm_examples.shards import STAGES, build
+from dlrm_examples.criteo.pipeline import CriteoLoader
+from dlrm_examples.criteo.shards import STAGES, build
+from dlrm_examples.hybrid.lightning import HybridModule, HybridStrategy
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.lightning import InTuneCallback
 from recipes import outcome

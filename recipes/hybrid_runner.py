@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from dlrm_examples import hybrid_install
-from dlrm_examples.hybrid_ranks import run_ranks
+from dlrm_examples.hybrid import install
+from dlrm_examples.hybrid.ranks import run_ranks
 from recipes.config import Config
 from recipes.outcome import Outcome, files
 
@@ -19,7 +19,7 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
         MissingTorchRec: TorchRec is not installed.
         RankFailed: a rank failed; all are ended.
     """
-    hybrid_install.require()
+    install.require()
     for history in config.run_dir.glob("rank*/history.jsonl"):
         history.unlink()
     files(config)  # generated here, once, if need be

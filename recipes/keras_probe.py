@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from dlrm_examples.model_keras import DLRM
+from dlrm_examples.models.dlrm_keras import DLRM
 from recipes.outcome import Marks
 
 __all__ = ["Curve", "Recorded", "timed"]

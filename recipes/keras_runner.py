@@ -24,10 +24,10 @@ try:
 except ImportError as error:
     raise MissingPackage(error.name or "keras", "dlrm-keras") from None
 
-from dlrm_examples.metrics import evaluate
-from dlrm_examples.optimizers_keras import optimizer_for
-from dlrm_examples.pipeline_tf import STAGES, build
-from dlrm_examples.stages_tf import Skipped
+from dlrm_examples.criteo.pipeline_tf import STAGES, build
+from dlrm_examples.criteo.stages_tf import Skipped
+from dlrm_examples.models.metrics import evaluate
+from dlrm_examples.models.optimizers_keras import optimizer_for
 from intune_callbacks.keras import InTuneCallback
 from recipes.keras_probe import Curve, Recorded, timed
 

@@ -21,8 +21,8 @@ try:
 except ImportError:
     raise MissingPackage("pytorch-lightning", "lightning") from None
 
-from dlrm_examples.lightning_module import DLRMModule
-from dlrm_examples.pipeline import STAGES, CriteoLoader, build
+from dlrm_examples.criteo.pipeline import STAGES, CriteoLoader, build
+from dlrm_examples.models.lightning_module import DLRMModule
 from intune_callbacks.lightning import InTuneCallback
 from recipes.probe import Curve, FetchClock
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from dlrm_examples.criteo.tsv import hashed_table_rows
 from dlrm_examples.generate import generate
-from dlrm_examples.schedule import Schedule
-from dlrm_examples.sizes import DLRMConfig
-from dlrm_examples.tables import TABLES
-from dlrm_examples.tsv import hashed_table_rows
+from dlrm_examples.models.schedule import Schedule
+from dlrm_examples.models.sizes import DLRMConfig
+from dlrm_examples.models.tables import TABLES
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.record.before_after import describe

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlrm_examples.blocks import Split
-from dlrm_examples.compressed import compression
-from dlrm_examples.formats import Content, Reader, parse_selected, row_offsets, scan
-from dlrm_examples.tsv import Rows
+from dlrm_examples.criteo.blocks import Content, Split, row_offsets
+from dlrm_examples.criteo.compressed import compression
+from dlrm_examples.criteo.formats import Reader, parse_selected, scan
+from dlrm_examples.criteo.tsv import Rows
 from intune_callbacks.errors import BadData, ConfigError
 from intune_callbacks.record.files import unwritable
 from recipes.config import Config

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrm_examples.sizes import INTERACTIONS
-from dlrm_examples.tables import TABLES
-from dlrm_examples.tsv import CATEGORIES
+from dlrm_examples.criteo.tsv import CATEGORIES
+from dlrm_examples.models.sizes import INTERACTIONS
+from dlrm_examples.models.tables import TABLES
 from intune_callbacks.config import TunerConfig, choice_problem
 from intune_callbacks.errors import ConfigError
 
@@ -67,7 +67,7 @@ class Model:
         embedding_dim: width of every embedding and of the bottom MLP's output.
         bottom_mlp: hidden widths between the 13 dense features and `embedding_dim`.
         top_mlp: hidden widths between the interaction and the click logit.
-        tables: rows of the 26 tables: a name of `dlrm_examples.tables`, or ``hashed``, ten times the Kaggle data's.
+        tables: rows of the 26 tables: a name of `models.tables`, or ``hashed``, ten times as many as the Kaggle data's.
         max_table_rows: most rows of one embedding table; category ids are taken modulo the table's rows.
         interaction: ``dot``, or ``dcn``, DLRM-DCNv2's low-rank cross layers.
         dcn_layers: cross layers of ``dcn``.
@@ -98,7 +98,7 @@ class Model:
 class Trainer:
     """What the Lightning Trainer, or Keras's `fit`, gets.
 
-    The learning rate rises and falls as in Meta's LRPolicyScheduler (dlrm_s_pytorch.py); see `dlrm_examples.schedule`.
+    The learning rate rises and falls as in Meta's LRPolicyScheduler (dlrm_s_pytorch.py); see `models.schedule`.
 
     Args:
         max_epochs: passes over the training rows.

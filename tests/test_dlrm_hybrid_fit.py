@@ -18,12 +18,12 @@ if importlib.util.find_spec("torchrec") is None:  # imported by the ranks only
     pytest.skip("torchrec is not installed", allow_module_level=True)
 
 import recipes  # noqa: E402
-from dlrm_examples import pipeline  # noqa: E402
 from dlrm_examples.convert import convert  # noqa: E402
+from dlrm_examples.criteo import pipeline  # noqa: E402
 from dlrm_examples.generate import generate  # noqa: E402
-from dlrm_examples.lightning_module import DLRMModule  # noqa: E402
-from dlrm_examples.metrics import evaluate  # noqa: E402
-from dlrm_examples.model_torch import DLRM, DLRMConfig  # noqa: E402
+from dlrm_examples.models.dlrm_torch import DLRM, DLRMConfig  # noqa: E402
+from dlrm_examples.models.lightning_module import DLRMModule  # noqa: E402
+from dlrm_examples.models.metrics import evaluate  # noqa: E402
 from recipes import runner  # noqa: E402
 from recipes.config import Config, load  # noqa: E402
 from recipes.outcome import files, sizes, table_rows  # noqa: E402
@@ -47,11 +47,11 @@ warnings.simplefilter("ignore")
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from dlrm_examples import shards
-from dlrm_examples.hybrid_lightning import HybridModule, HybridStrategy
-from dlrm_examples.hybrid_weights import gathered
-from dlrm_examples.metrics import evaluate  # noqa: E402
-from dlrm_examples.model_torch import DLRMConfig
+from dlrm_examples.criteo import shards
+from dlrm_examples.hybrid.lightning import HybridModule, HybridStrategy
+from dlrm_examples.hybrid.weights import gathered
+from dlrm_examples.models.metrics import evaluate  # noqa: E402
+from dlrm_examples.models.dlrm_torch import DLRMConfig
 from intune_callbacks.lightning import InTuneCallback
 
 out, rank = Path(sys.argv[1]), int(os.environ.get("LOCAL_RANK", "0"))

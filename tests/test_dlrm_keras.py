@@ -15,8 +15,8 @@ keras = pytest.importorskip("keras")
 pytest.importorskip("tensorflow")
 
 from dlrm_examples import check_oracle  # noqa: E402
-from dlrm_examples.model_keras import DLRM  # noqa: E402
-from dlrm_examples.sizes import DLRMConfig  # noqa: E402
+from dlrm_examples.models.dlrm_keras import DLRM  # noqa: E402
+from dlrm_examples.models.sizes import DLRMConfig  # noqa: E402
 from tests.dlrm_rows import ROOT  # noqa: E402
 
 SMALL = {"table_rows": (50, 3, 700), "embedding_dim": 4, "dense_features": 5, "bottom": (8, 4), "top": (6, 1)}

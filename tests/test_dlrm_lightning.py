@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_examples.auc import auc
+from dlrm_examples.criteo.tsv import hashed_table_rows
 from dlrm_examples.generate import generate
-from dlrm_examples.tsv import hashed_table_rows
+from dlrm_examples.models.auc import auc
 from tests.dlrm_rows import real_file
 
 TABLE_ROWS = hashed_table_rows(100_000)
@@ -60,9 +60,9 @@ def generated(tmp_path_factory) -> list[Path]:
 def trained(files: list[Path], batch_size: int, learning_rate: float, seed: int = 0, **trainer):
     lightning = pytest.importorskip("pytorch_lightning")
     pytest.importorskip("torchdata.nodes")
-    from dlrm_examples.lightning_module import DLRMModule
-    from dlrm_examples.model_torch import DLRMConfig
-    from dlrm_examples.pipeline import build
+    from dlrm_examples.criteo.pipeline import build
+    from dlrm_examples.models.dlrm_torch import DLRMConfig
+    from dlrm_examples.models.lightning_module import DLRMModule
 
     options = {"table_rows": TABLE_ROWS, "seed": seed}
     module = DLRMModule(DLRMConfig(TABLE_ROWS), learning_rate, seed)
@@ -95,9 +95,9 @@ def test_same_seed_same_weights(generated: list[Path]) -> None:
 def test_resumes_at_the_very_batch(generated: list[Path], tmp_path: Path) -> None:
     lightning = pytest.importorskip("pytorch_lightning")
     torch = pytest.importorskip("torch")
-    from dlrm_examples.lightning_module import DLRMModule
-    from dlrm_examples.model_torch import DLRMConfig
-    from dlrm_examples.pipeline import build
+    from dlrm_examples.criteo.pipeline import build
+    from dlrm_examples.models.dlrm_torch import DLRMConfig
+    from dlrm_examples.models.lightning_module import DLRMModule
 
     class Seen(DLRMModule):
         def training_step(self, batch, batch_idx):

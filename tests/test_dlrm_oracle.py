@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dlrm_examples import check_oracle  # noqa: E402
-from dlrm_examples.model_torch import DLRM  # noqa: E402
+from dlrm_examples.models.dlrm_torch import DLRM  # noqa: E402
 from tests.dlrm_oracle import make_oracle  # noqa: E402
 from tests.dlrm_rows import ROOT  # noqa: E402
 

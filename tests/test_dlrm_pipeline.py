@@ -12,13 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 nodes = pytest.importorskip("torchdata.nodes")
 
-from dlrm_examples import stages  # noqa: E402
-from dlrm_examples.blocks import Split, read_block, scan_blocks  # noqa: E402
 from dlrm_examples.convert import convert  # noqa: E402
-from dlrm_examples.criteo import KERNELS, chosen_kernel, parse_block  # noqa: E402
-from dlrm_examples.pipeline import STAGES, build  # noqa: E402
-from dlrm_examples.stages import Batcher, Parse, Read, Shuffle, Task, collate  # noqa: E402
-from dlrm_examples.tsv import BadRow, Rows  # noqa: E402
+from dlrm_examples.criteo import stages  # noqa: E402
+from dlrm_examples.criteo.blocks import Split, read_block, scan_blocks  # noqa: E402
+from dlrm_examples.criteo.parse import KERNELS, chosen_kernel, parse_block  # noqa: E402
+from dlrm_examples.criteo.pipeline import STAGES, build  # noqa: E402
+from dlrm_examples.criteo.stages import Batcher, Parse, Read, Shuffle, Task, collate  # noqa: E402
+from dlrm_examples.criteo.tsv import BadRow, Rows  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from tests.dlrm_rows import rows_text  # noqa: E402
 

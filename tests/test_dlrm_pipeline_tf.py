@@ -10,12 +10,12 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from dlrm_examples import stages_tf  # noqa: E402
-from dlrm_examples.blocks import read_block, scan_blocks  # noqa: E402
 from dlrm_examples.convert import convert  # noqa: E402
-from dlrm_examples.criteo import parse_block  # noqa: E402
-from dlrm_examples.pipeline_tf import STAGES, STYLES, build  # noqa: E402
-from dlrm_examples.stages_tf import Skipped  # noqa: E402
+from dlrm_examples.criteo import stages_tf  # noqa: E402
+from dlrm_examples.criteo.blocks import read_block, scan_blocks  # noqa: E402
+from dlrm_examples.criteo.parse import parse_block  # noqa: E402
+from dlrm_examples.criteo.pipeline_tf import STAGES, STYLES, build  # noqa: E402
+from dlrm_examples.criteo.stages_tf import Skipped  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from tests.dlrm_rows import rows_text  # noqa: E402
 
@@ -53,7 +53,7 @@ def identities(batches: list) -> list[int]:
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_blocks_are_the_batches_of_the_torchdata_pipeline(files: list[Path], split: str) -> None:
     pytest.importorskip("torchdata.nodes")
-    from dlrm_examples import pipeline
+    from dlrm_examples.criteo import pipeline
 
     options = {"table_rows": TABLE_ROWS, "block_bytes": BLOCK_BYTES, "seed": 7, "split": split}
     mine, other = build(files, 64, **options), pipeline.build(files, 64, **options)

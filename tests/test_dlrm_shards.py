@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata")
 
-from dlrm_examples import formats, pipeline, shards  # noqa: E402
 from dlrm_examples.convert import convert  # noqa: E402
+from dlrm_examples.criteo import formats, pipeline, shards  # noqa: E402
 from dlrm_examples.generate import generate  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
@@ -103,7 +103,7 @@ def test_a_rank_parses_its_own_rows_only(files: list[Path], monkeypatch: pytest.
     count(formats, "parse_block", len)
     if any(formats.is_parquet(str(path)) for path in files):
         # Of the integers' columns, [13, rows]: what is converted, not what is left of it.
-        count(importlib.import_module("dlrm_examples.parquet"), "logarithms", lambda dense: dense.shape[1])
+        count(importlib.import_module("dlrm_examples.criteo.parquet"), "logarithms", lambda dense: dense.shape[1])
     batches = list(shards.build(files, 40, 1, 4, test_fraction=0.0))
     own = sum(len(batch["labels"]) for batch in batches)
     assert own == ROWS // 40 * 10
