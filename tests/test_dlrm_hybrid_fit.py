@@ -26,7 +26,7 @@ from dlrm_examples.models.lightning_module import DLRMModule  # noqa: E402
 from dlrm_examples.models.metrics import evaluate  # noqa: E402
 from recipes import runner  # noqa: E402
 from recipes.config import Config, load  # noqa: E402
-from recipes.outcome import files, sizes, table_rows  # noqa: E402
+from recipes.data import files  # noqa: E402
 from tests.hybrid_runs import ROUNDING, near_a_kink  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -200,9 +200,9 @@ def test_the_recipe_learns_from_parquet_what_one_process_learns(tmp_path: Path) 
 
 def by_hand(config: Config) -> tuple[list[float], list[float], float]:
     """Return losses, how near the ReLUs came to their kinks, and AUC: one process, one epoch, Keras's order."""
-    model = DLRM(sizes(config), torch.Generator().manual_seed(config.seed))
+    model = DLRM(config.model.sizes, torch.Generator().manual_seed(config.seed))
     optimizer = torch.optim.SGD(model.parameters(), config.trainer.learning_rate)
-    options = {"table_rows": table_rows(config), "test_fraction": config.test_frac, "seed": config.seed}
+    options = {"table_rows": config.model.table_rows, "test_fraction": config.test_frac, "seed": config.seed}
     options["block_bytes"] = config.pipeline.block_bytes
     losses, nearest = [], near_a_kink(model)
     for batch in pipeline.build(files(config), config.batch_size, **options):

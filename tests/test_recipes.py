@@ -15,7 +15,7 @@ from intune_callbacks.errors import ConfigError
 
 pytest.importorskip("pytorch_lightning")
 
-from recipes import demo, lightning_runner, runner
+from recipes import data, demo, lightning_runner, runner
 from recipes.config import Config, Resolved, load
 
 SMALL = (
@@ -139,14 +139,14 @@ def test_the_demo_is_the_command(
 
 def test_generated_rows_are_kept_and_given_rows_are_found(tmp_path: Path) -> None:
     config = small(tmp_path).config
-    first = runner.files(config)
-    assert first == runner.files(config)
+    first = data.files(config)
+    assert first == data.files(config)
     assert first[0].is_relative_to(tmp_path / "runs" / "data")
-    assert runner.files(Config(data=first[0])) == [first[0]]
-    assert runner.files(Config(data=first[0].parent)) == first
+    assert data.files(Config(data=first[0])) == [first[0]]
+    assert data.files(Config(data=first[0].parent)) == first
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no file"):
-        runner.files(Config(data=tmp_path / "empty"))
+        data.files(Config(data=tmp_path / "empty"))
 
 
 def test_the_seed_decides_the_run(tmp_path: Path) -> None:

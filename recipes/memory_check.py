@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.measure.resources import MachineProbe
-from recipes.outcome import table_rows
-from recipes.sections import Config
+from recipes.schema import Config
 
-__all__ = ["check_room", "tables_bytes"]
+__all__ = ["check_memory", "tables_bytes"]
 
 FLOAT_BYTES, GIB = 4, 1 << 30
 # The rest is for the framework, the batches and the pipeline.
@@ -20,10 +19,10 @@ def tables_bytes(config: Config) -> int:
     """Return the bytes of all tables and of their optimiser's state."""
     dim = config.model.embedding_dim
     state = {"sgd": 0, "adagrad": dim, "rowwise-adagrad": 1}[config.trainer.optimizer]
-    return FLOAT_BYTES * (dim + state) * sum(table_rows(config))
+    return FLOAT_BYTES * (dim + state) * sum(config.model.table_rows)
 
 
-def check_room(config: Config, memory_bytes: int | None = None) -> None:
+def check_memory(config: Config, memory_bytes: int | None = None) -> None:
     """Raise an error if the tables do not fit in memory; tables that are divided among ranks are not looked at.
 
     Args:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrm_examples.criteo.tsv import CATEGORIES
-from dlrm_examples.models.sizes import INTERACTIONS
+from dlrm_examples.criteo.tsv import CATEGORIES, hashed_table_rows
+from dlrm_examples.models.schedule import Schedule
+from dlrm_examples.models.sizes import INTERACTIONS, DLRMConfig
 from dlrm_examples.models.tables import TABLES
 from intune_callbacks.config import TunerConfig, choice_problem
 from intune_callbacks.errors import ConfigError
 
-__all__ = ["HASHED", "Config", "InTune", "Model", "Pipeline", "Trainer"]
+__all__ = ["Config", "InTune", "Model", "Pipeline", "Trainer"]
 
 FRAMEWORKS = ("lightning", "keras")
 STYLES = ("blocks", "plain")
@@ -58,6 +59,10 @@ class Pipeline:
             problems.append("on_bad_row='skip': style='plain' does not count what it leaves out; use style='blocks'")
         _raise(problems)
 
+    def workers(self, stages: Iterable[str]) -> dict[str, int]:
+        """Return the workers each of the stages starts with."""
+        return {stage: getattr(self, f"{stage}_workers") for stage in stages}
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -92,6 +97,27 @@ class Model:
         if self.bag_sizes is not None and len(self.bag_sizes) != CATEGORIES:
             problems.append(f"bag_sizes: {len(self.bag_sizes)} numbers given, expected {CATEGORIES}, one per table")
         _raise(problems)
+
+    @property
+    def table_rows(self) -> tuple[int, ...]:
+        """Rows of the 26 tables, which are also the moduli of the category ids."""
+        if self.tables == HASHED:
+            return hashed_table_rows(self.max_table_rows)
+        return tuple(min(rows, self.max_table_rows) for rows in TABLES[self.tables])
+
+    @property
+    def sizes(self) -> DLRMConfig:
+        """The sizes of the model."""
+        return DLRMConfig(
+            table_rows=self.table_rows,
+            embedding_dim=self.embedding_dim,
+            bottom=(*self.bottom_mlp, self.embedding_dim),
+            top=(*self.top_mlp, 1),
+            interaction=self.interaction,
+            dcn_layers=self.dcn_layers,
+            dcn_low_rank=self.dcn_low_rank,
+            bag_sizes=self.bag_sizes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +168,11 @@ class Trainer:
         if self.decay_start_step and not self.decay_steps:
             problems.append(f"decay_start_step={self.decay_start_step}: there is no decay without decay_steps")
         _raise(problems)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the learning rate."""
+        return Schedule(self.warmup_steps, self.decay_start_step, self.decay_steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 from dlrm_examples.models.dlrm_keras import DLRM
-from recipes.outcome import Marks
+from recipes.stopwatch import Marks
 
 __all__ = ["Curve", "Recorded", "timed"]
 
