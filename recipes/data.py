@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from dlrm_examples.criteo.reading import Reading
 from dlrm_examples.generate import generate
 from intune_callbacks.errors import ConfigError
 from recipes.schema import Config
@@ -33,14 +34,25 @@ def files(config: Config) -> list[Path]:
     return found
 
 
-def reading(config: Config, split: str) -> dict[str, Any]:
-    """Return the arguments every reader of the files takes: how rows are split, ordered and read."""
-    return {
-        "table_rows": config.model.table_rows,
-        "split": split,
-        "test_fraction": config.test_frac,
-        "seed": config.seed,
-        "prefetch": config.pipeline.prefetch,
-        "read_latency_ms": config.read_latency_ms if split == "train" else 0.0,
-        "block_bytes": config.pipeline.block_bytes,
-    }
+def reading(config: Config, split: str, stages: Iterable[str]) -> Reading:
+    """Return how the rows of a split are read.
+
+    Args:
+        config: what is trained.
+        split: ``train`` or ``test``.
+        stages: the stages of the pipeline that have workers.
+    """
+    pipeline = config.pipeline
+    return Reading(
+        files(config),
+        config.batch_size,
+        table_rows=config.model.table_rows,
+        split=split,
+        test_fraction=config.test_frac,
+        seed=config.seed,
+        workers={stage: getattr(pipeline, f"{stage}_workers") for stage in stages},
+        prefetch=pipeline.prefetch,
+        read_latency_ms=config.read_latency_ms if split == "train" else 0.0,
+        block_bytes=pipeline.block_bytes,
+        on_bad_row=pipeline.on_bad_row,
+    )

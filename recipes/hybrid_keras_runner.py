@@ -20,9 +20,11 @@ try:
 except ImportError as error:
     raise MissingPackage(error.name or "keras", "dlrm-keras") from None
 
+from dlrm_examples.criteo.pipeline_tf import STAGES, build
 from dlrm_examples.models.metrics import evaluate
 from intune_callbacks.keras import InTuneCallback
-from recipes.keras_runner import dataset, fit_model, predicted, workers
+from recipes.data import reading
+from recipes.keras_runner import fit_model, predicted
 from recipes.results import Fitted
 from recipes.schema import Config
 
@@ -62,8 +64,12 @@ def fit(config: Config, rank: int, callback: InTuneCallback | None) -> Fitted:
 
 
 def _fit(config: Config, rank: int, device: torch.device, callback: InTuneCallback | None) -> Fitted:
-    given = config.trainer
-    train, test = (share(dataset(config, split), rank, given.devices, config.batch_size) for split in ("train", "test"))
+    given, style = config.trainer, config.pipeline.style
+    train, test = (reading(config, split, STAGES[style]) for split in ("train", "test"))
+    rows, held_out = (
+        share(build(asked, style=style, sized=asked is train), rank, given.devices, config.batch_size)
+        for asked in (train, test)
+    )
     model = Recorded(
         config.model.sizes,
         config.batch_size // given.devices,
@@ -75,7 +81,7 @@ def _fit(config: Config, rank: int, device: torch.device, callback: InTuneCallba
         seed=config.seed,
     )
     model.compile()
-    curve = fit_model(model, train, config, rank, callback)
+    curve = fit_model(model, rows, config, rank, callback)
     losses = torch.tensor(curve.losses, device=device)
     distributed.all_reduce(losses)
 
@@ -85,8 +91,8 @@ def _fit(config: Config, rank: int, device: torch.device, callback: InTuneCallba
         return logits
 
     with torch.no_grad():
-        own = predicted(test, predict)
+        own = predicted(held_out, predict)
     all_ranks: list[Any] = [None] * given.devices
     distributed.all_gather_object(all_ranks, own)
     figures = evaluate(*(np.concatenate(parts) for parts in zip(*all_ranks, strict=True)))
-    return Fitted(curve.marks, (losses / given.devices).tolist(), figures, workers(config))
+    return Fitted(curve.marks, (losses / given.devices).tolist(), figures, train.workers)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from intune_callbacks.errors import MissingPackage
-from recipes.data import files, reading
+from recipes.data import reading
 from recipes.results import Fitted
 from recipes.schema import Config
 
@@ -29,7 +29,7 @@ from dlrm_examples.models.optimizers_keras import optimizer_for
 from intune_callbacks.keras import InTuneCallback
 from recipes.stopwatch_keras import Curve, Recorded, timed
 
-__all__ = ["InTuneCallback", "dataset", "fit", "fit_model", "predicted", "workers"]
+__all__ = ["InTuneCallback", "fit", "fit_model", "predicted"]
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +43,18 @@ def fit(config: Config, rank: int, callback: InTuneCallback | None) -> Fitted:
         callback: the tuner, if there is one.
     """
     _cpu_threads(config.trainer.cpu_threads)
-    skipped = Skipped()
-    rows = dataset(config, "train", skipped if config.pipeline.style == "blocks" else None)
-    given = config.trainer
+    given, style, skipped = config.trainer, config.pipeline.style, Skipped()
+    train, test = (reading(config, split, STAGES[style]) for split in ("train", "test"))
+    rows = build(train, style=style, skipped=skipped if style == "blocks" else None, sized=True)
     # On torch, of Keras's optimisers SGD alone takes sparse gradients.
     model = Recorded(replace(config.model.sizes, sparse_gradients=given.optimizer == "sgd"), seed=config.seed)
     optimizer = optimizer_for(given.optimizer, given.learning_rate, given.eps, given.schedule)
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
     curve = fit_model(model, rows, config, rank, callback)
     skipped_rows = skipped.rows
-    figures = evaluate(*predicted(dataset(config, "test"), lambda features: model.predict_on_batch(features)[:, 0]))
-    return Fitted(curve.marks, curve.losses, figures, workers(config), skipped_rows)
+    held_out = build(test, style=style)
+    figures = evaluate(*predicted(held_out, lambda features: model.predict_on_batch(features)[:, 0]))
+    return Fitted(curve.marks, curve.losses, figures, train.workers, skipped_rows)
 
 
 def fit_model(model: Any, rows: tf.data.Dataset, config: Config, rank: int, callback: InTuneCallback | None) -> Curve:
@@ -77,31 +78,6 @@ def fit_model(model: Any, rows: tf.data.Dataset, config: Config, rank: int, call
             verbose="auto" if sys.stderr.isatty() and rank == 0 else 0,
         )
     return curve
-
-
-def workers(config: Config) -> dict[str, int]:
-    """Return the workers each stage of the pipeline starts with."""
-    return config.pipeline.workers(STAGES[config.pipeline.style])
-
-
-def dataset(config: Config, split: str, skipped: Skipped | None = None) -> tf.data.Dataset:
-    """Return the rows of a split, in batches of all ranks.
-
-    Args:
-        config: what to read.
-        split: ``train`` or ``test``.
-        skipped: counts the malformed rows that are left out.
-    """
-    return build(
-        files(config),
-        config.batch_size,
-        style=config.pipeline.style,
-        workers=workers(config),
-        on_bad_row=config.pipeline.on_bad_row,
-        sized=split == "train",
-        skipped=skipped,
-        **reading(config, split),
-    )
 
 
 def predicted(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from intune_callbacks.errors import MissingPackage
-from recipes.data import files, reading
+from recipes.data import reading
 from recipes.results import Fitted
 from recipes.schema import Config
 
@@ -36,9 +36,12 @@ def fit(config: Config, rank: int, callback: InTuneCallback | None) -> Fitted:
         rank: this process among those that train together.
         callback: the tuner, if there is one.
     """
-    given = config.trainer
+    given, hybrid = config.trainer, config.trainer.strategy == "hybrid"
+    train, test = (reading(config, split, (shards if hybrid else pipeline).STAGES) for split in ("train", "test"))
     # Two instances never share state: each split's loader counts its own epochs.
-    loader, held_out = (_loader(config, split, rank) for split in ("train", "test"))
+    loader, held_out = (
+        shards.build(asked, rank, given.devices) if hybrid else pipeline.build(asked) for asked in (train, test)
+    )
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     clock = FetchClock()
@@ -69,7 +72,7 @@ def fit(config: Config, rank: int, callback: InTuneCallback | None) -> Fitted:
         losses = trainer.strategy.reduce(torch.tensor(curve.losses, device=trainer.strategy.root_device))
         found = trainer.test(model, held_out, verbose=False)[0]
     figures = {key.removeprefix("test_"): float(value) for key, value in found.items()}
-    return Fitted(curve, losses.tolist(), figures, _workers(config), skipped_rows)
+    return Fitted(curve, losses.tolist(), figures, train.workers, skipped_rows)
 
 
 def _model(config: Config) -> tuple[DLRMModule, Any]:
@@ -87,17 +90,6 @@ def _model(config: Config) -> tuple[DLRMModule, Any]:
     from dlrm_examples.hybrid.lightning import HybridModule, HybridStrategy
 
     return HybridModule(config.model.sizes, config.batch_size // given.devices, **options), HybridStrategy()
-
-
-def _workers(config: Config) -> dict[str, int]:
-    return config.pipeline.workers((shards if config.trainer.strategy == "hybrid" else pipeline).STAGES)
-
-
-def _loader(config: Config, split: str, rank: int) -> pipeline.CriteoLoader:
-    options = {"workers": _workers(config), **reading(config, split)}
-    if config.trainer.strategy == "hybrid":
-        return shards.build(files(config), config.batch_size, rank, config.trainer.devices, **options)
-    return pipeline.build(files(config), config.batch_size, on_bad_row=config.pipeline.on_bad_row, **options)
 
 
 @contextmanager

@@ -59,10 +59,6 @@ class Pipeline:
             problems.append("on_bad_row='skip': style='plain' does not count what it leaves out; use style='blocks'")
         _raise(problems)
 
-    def workers(self, stages: Iterable[str]) -> dict[str, int]:
-        """Return the workers each of the stages starts with."""
-        return {stage: getattr(self, f"{stage}_workers") for stage in stages}
-
 
 @dataclass(frozen=True, slots=True)
 class Model:

@@ -20,6 +20,7 @@ if importlib.util.find_spec("torchrec") is None:  # imported by the ranks only
 import recipes  # noqa: E402
 from dlrm_examples.convert import convert  # noqa: E402
 from dlrm_examples.criteo import pipeline  # noqa: E402
+from dlrm_examples.criteo.reading import Reading  # noqa: E402
 from dlrm_examples.generate import generate  # noqa: E402
 from dlrm_examples.models.dlrm_torch import DLRM, DLRMConfig  # noqa: E402
 from dlrm_examples.models.lightning_module import DLRMModule  # noqa: E402
@@ -48,6 +49,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from dlrm_examples.criteo import shards
+from dlrm_examples.criteo.reading import Reading
 from dlrm_examples.hybrid.lightning import HybridModule, HybridStrategy
 from dlrm_examples.hybrid.weights import gathered
 from dlrm_examples.models.metrics import evaluate  # noqa: E402
@@ -69,7 +71,8 @@ class Seen(Callback):
 
 
 def loader(split, late_ms=0):
-    return shards.build(files, 64, rank, 2, table_rows=200, split=split, block_bytes=8192, read_latency_ms=late_ms)
+    reading = Reading(files, 64, table_rows=200, split=split, block_bytes=8192, read_latency_ms=late_ms)
+    return shards.build(reading, rank, 2)
 
 
 def fit(callbacks, path=None, late_ms=0):
@@ -164,7 +167,7 @@ def alone(data: Path) -> tuple[list[float], list[float]]:
         max_epochs=2, accelerator="cpu", devices=1, logger=False, callbacks=[seen], enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(module, pipeline.build(sorted(data.glob("*.tsv")), 64, table_rows=200, block_bytes=8192))
+    trainer.fit(module, pipeline.build(Reading(sorted(data.glob("*.tsv")), 64, table_rows=200, block_bytes=8192)))
     return seen.losses, nearest
 
 
@@ -205,7 +208,7 @@ def by_hand(config: Config) -> tuple[list[float], list[float], float]:
     options = {"table_rows": config.model.table_rows, "test_fraction": config.test_frac, "seed": config.seed}
     options["block_bytes"] = config.pipeline.block_bytes
     losses, nearest = [], near_a_kink(model)
-    for batch in pipeline.build(files(config), config.batch_size, **options):
+    for batch in pipeline.build(Reading(files(config), config.batch_size, **options)):
         optimizer.zero_grad()
         logits = model(batch["dense"], batch["categories"])
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch["labels"])
@@ -213,7 +216,7 @@ def by_hand(config: Config) -> tuple[list[float], list[float], float]:
         optimizer.step()
         losses.append(loss.item())
     trained = len(nearest)
-    held_out = list(pipeline.build(files(config), config.batch_size, split="test", **options))
+    held_out = list(pipeline.build(Reading(files(config), config.batch_size, split="test", **options)))
     with torch.no_grad():
         logits = torch.cat([model(batch["dense"], batch["categories"]) for batch in held_out])
     return losses, nearest[:trained], evaluate(torch.cat([batch["labels"] for batch in held_out]), logits)["auc"]

@@ -6,7 +6,7 @@ blocks.py       TSV files cut into byte ranges at line ends, the train/test spli
 compressed.py   gzip and Zstandard files cut into pieces
 parquet.py      Parquet files by row groups
 formats.py      all of them behind one interface
-arguments.py    what the pipelines accept
+reading.py      what the pipelines are asked for
 stages.py       read, parse, shuffle, batch, collate
 pipeline.py     those stages as a torchdata.nodes graph
 shards.py       one rank's share of it

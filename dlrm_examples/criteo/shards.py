@@ -10,24 +10,22 @@ The state is the same on all ranks, and does not depend on how many they are.
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from torchdata.nodes import BaseNode, ParallelMapper, Prefetcher
 
-from dlrm_examples.criteo.arguments import checked
 from dlrm_examples.criteo.blocks import Split, row_offsets, row_order
-from dlrm_examples.criteo.formats import count_rows, parse_selected, scan
+from dlrm_examples.criteo.formats import parse_selected
 from dlrm_examples.criteo.pipeline import CriteoLoader
+from dlrm_examples.criteo.reading import Reading
 from dlrm_examples.criteo.stages import Read, References, Task, collate
 from dlrm_examples.criteo.tsv import Rows
 from intune_callbacks.config import number_problem
-from intune_callbacks.errors import ConfigError
 
 __all__ = ["STAGES", "build"]
 
@@ -91,21 +89,20 @@ class ParseShare:
     """Parse this rank's rows of a block, and put them into the order of the stream."""
 
     __name__: ClassVar[str] = "parse"
-    table_rows: tuple[int, ...]
-    seed: int
-    shuffled: bool
-    batch_size: int
+    reading: Reading
     rank: int
     world: int
 
     def __call__(self, placed: Placed) -> Placed:
-        task, offsets = placed.task, placed.content
-        count, share = len(offsets), self.batch_size // self.world
-        order = row_order(count, self.seed, task.epoch, task.index) if self.shuffled else np.arange(count)
+        task, offsets, asked = placed.task, placed.content, self.reading
+        count, share = len(offsets), asked.batch_size // self.world
+        order = row_order(count, asked.seed, task.epoch, task.index) if asked.is_shuffled else np.arange(count)
         positions = np.arange(placed.first, placed.end)
-        own = order[positions % self.batch_size // share == self.rank]
+        own = order[positions % asked.batch_size // share == self.rank]
         wanted = np.sort(offsets[own])
-        rows = parse_selected(task.content, self.table_rows, select=lambda lines: np.isin(lines, wanted))
+        rows = parse_selected(
+            task.content, asked.moduli, select=lambda lines: np.isin(lines, wanted), kernel=asked.kernel
+        )
         # Parsed in the order of the file: back to that of the stream. The text, or the row group, is done with.
         return Placed(
             Task(task.epoch, task.index, None), placed.first, placed.end, rows.take(np.argsort(np.argsort(own)))
@@ -182,63 +179,32 @@ class Share(BaseNode[tuple[Rows, ...]]):  # type: ignore[misc]
         return batches * share + min(max(rest - self.rank * share, 0), share)
 
 
-def build(
-    paths: Iterable[str | os.PathLike[str]],
-    batch_size: int,
-    rank: int,
-    world: int,
-    *,
-    table_rows: int | Sequence[int] = 100_000,
-    split: str = "train",
-    test_fraction: float = 0.1,
-    seed: int = 0,
-    workers: Mapping[str, int] | None = None,
-    prefetch: int = 2,
-    read_latency_ms: float = 0.0,
-    block_bytes: int = 1 << 18,
-) -> CriteoLoader:
+def build(reading: Reading, rank: int, world: int) -> CriteoLoader:
     """Return a rank's loader over Criteo files; each ``iter()`` is one epoch.
 
-    The training split is shuffled and its last smaller batch left out; the test split is neither. A malformed row is
-    an error on the rank whose row it is.
+    A malformed row is an error on the rank whose row it is.
 
     Args:
-        paths: the files, as for `pipeline.build`, the same on all ranks.
-        batch_size: rows per batch of all ranks together.
+        reading: what to read, the same on all ranks; its batches are those of all ranks together, its workers those of
+            `STAGES`.
         rank: this rank, from 0.
         world: how many ranks there are; they share a batch equally.
-        workers: threads for the stages read, parse and collate; 1 where not given, 0 runs a stage inline.
-        table_rows, split, test_fraction, seed, prefetch, read_latency_ms, block_bytes: as for `pipeline.build`.
 
     Raises:
         ConfigError: with all problems at once.
     """
     problems = [*number_problem("world", world, 1, 1 << 16)] or [*number_problem("rank", rank, 0, world - 1)]
-    if not problems and batch_size % world:
+    if not problems and reading.batch_size % world:
         problems.append(
-            f"batch_size={batch_size}: expected a multiple of world={world}; all ranks get equally many rows"
+            f"batch_size={reading.batch_size}: expected a multiple of world={world}; all ranks get equally many rows"
         )
-    try:
-        files, moduli, threads = checked(
-            paths, batch_size, table_rows, split, test_fraction, seed, workers, prefetch, read_latency_ms, block_bytes,
-            "error", None, stages=STAGES,
-        )  # fmt: skip
-    except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
-    if problems:
-        raise ConfigError(problems)
-    chosen = Split(split, test_fraction, seed)
-    refs = scan(files, block_bytes)
-    train = split == "train"
-    node: BaseNode[Any] = References(refs, shuffle=train, seed=seed)
-    node = ParallelMapper(node, ReadRows(Read(read_latency_ms / 1e3), chosen), num_workers=threads["read"])
-    parse = ParseShare(moduli, seed, train, batch_size, rank, world)
-    node = ParallelMapper(Place(node), parse, num_workers=threads["parse"])
-    node = Share(node, batch_size, rank, world, drop_last=train)
-    node = ParallelMapper(node, collate, num_workers=threads["collate"])
-
-    def batches() -> int:
-        rows = count_rows(refs, chosen)
-        return rows // batch_size if train else -(-rows // batch_size)
-
-    return CriteoLoader(Prefetcher(node, prefetch), batches)
+    if reading.on_bad_row == "skip":
+        problems.append("on_bad_row='skip': ranks that share batches cannot leave rows out; expected error")
+    reading.check(STAGES, problems=problems)
+    refs, read = reading.refs(), ReadRows(Read(reading.latency_s), reading.chosen)
+    node: BaseNode[Any] = References(refs, shuffle=reading.is_shuffled, seed=reading.seed)
+    node = Place(ParallelMapper(node, read, num_workers=reading.threads("read")))
+    node = ParallelMapper(node, ParseShare(reading, rank, world), num_workers=reading.threads("parse"))
+    node = Share(node, reading.batch_size, rank, world, drop_last=reading.drops_last)
+    node = ParallelMapper(node, collate, num_workers=reading.threads("collate"))
+    return CriteoLoader(Prefetcher(node, reading.prefetch), partial(reading.batches, refs))

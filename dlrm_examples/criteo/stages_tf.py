@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,10 @@ import tensorflow as tf
 from dlrm_examples.criteo.blocks import Split, file_key, row_order
 from dlrm_examples.criteo.formats import Reader, Ref, epoch_order, packed, parse, unpacked
 from dlrm_examples.criteo.parse import warm_up
+from dlrm_examples.criteo.reading import Reading
 from dlrm_examples.criteo.tsv import CATEGORIES, DENSE
 
-__all__ = ["Plan", "Skipped", "blocks", "plain"]
+__all__ = ["Skipped", "blocks", "plain"]
 
 SHUFFLE_ROWS = 1 << 14
 OPEN_FILES = 16
@@ -37,63 +37,46 @@ class Skipped:
             self.rows += rows
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What `build` was asked for, checked."""
-
-    files: tuple[str, ...]
-    moduli: tuple[int, ...]
-    workers: Mapping[str, int]
-    batch_size: int
-    split: Split
-    seed: int
-    shuffle: bool
-    drop_last: bool
-    latency_s: float
-    block_bytes: int
-    on_bad_row: str
-    kernel: str | None
-    skipped: Skipped | None
-    refs: Sequence[Ref]
-
-    def map(self, dataset: tf.data.Dataset, function: Any) -> tf.data.Dataset:
-        """Return `dataset` mapped by a stage's function with that stage's workers; 0 maps in line."""
-        return dataset.map(function, num_parallel_calls=self.workers[function.__name__] or None)
-
-
 class _Steps:
     """What the stages of ``blocks`` do in Python."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.epochs, self.reader = plan, itertools.count(), Reader()
+    def __init__(self, reading: Reading, refs: Sequence[Ref], skipped: Skipped | None) -> None:
+        self.reading, self.refs, self.skipped = reading, refs, skipped
+        self.epochs, self.reader = itertools.count(), Reader()
         # Here, not in the workers: each of them would wait for the compiler at its first block.
-        warm_up(plan.kernel)
+        warm_up(reading.kernel)
 
     def draw(self) -> npt.NDArray[np.int64]:
-        plan, epoch = self.plan, next(self.epochs)
-        order = epoch_order(plan.refs, shuffle=plan.shuffle, seed=plan.seed, epoch=epoch)
+        epoch = next(self.epochs)
+        order = epoch_order(self.refs, shuffle=self.reading.is_shuffled, seed=self.reading.seed, epoch=epoch)
         return np.stack((np.full(len(order), epoch), order), axis=1)
 
     def fetch(self, index: int) -> tuple[np.int64, bytes]:
-        if self.plan.latency_s:
-            time.sleep(self.plan.latency_s)
-        offset, data = packed(self.reader(self.plan.refs[index]))
+        if self.reading.latency_s:
+            time.sleep(self.reading.latency_s)
+        offset, data = packed(self.reader(self.refs[index]))
         return np.int64(offset), data
 
     def rows(self, index: int, offset: int, data: bytes) -> tuple[npt.NDArray[Any], ...]:
-        plan, content = self.plan, unpacked(self.plan.refs[index], int(offset), data)
-        parsed = parse(content, plan.moduli, on_bad_row=plan.on_bad_row, split=plan.split, kernel=plan.kernel)
-        if plan.skipped is not None:
-            plan.skipped.add(parsed.skipped)
+        asked, content = self.reading, unpacked(self.refs[index], int(offset), data)
+        parsed = parse(content, asked.moduli, on_bad_row=asked.on_bad_row, split=asked.chosen, kernel=asked.kernel)
+        if self.skipped is not None:
+            self.skipped.add(parsed.skipped)
         return parsed.labels, parsed.dense, parsed.categories
 
     def permutation(self, count: int, epoch: int, index: int) -> npt.NDArray[np.int64]:
-        return row_order(int(count), self.plan.seed, int(epoch), int(index))
+        return row_order(int(count), self.reading.seed, int(epoch), int(index))
 
 
-def blocks(plan: Plan) -> tf.data.Dataset:
-    """Return batches made of blocks of thousands of rows: no step of the graph handles a single row."""
-    steps = _Steps(plan)
+def blocks(reading: Reading, refs: Sequence[Ref], skipped: Skipped | None = None) -> tf.data.Dataset:
+    """Return batches made of blocks of thousands of rows: no step of the graph handles a single row.
+
+    Args:
+        reading: what to read.
+        refs: its blocks.
+        skipped: counts the malformed rows that are left out.
+    """
+    steps = _Steps(reading, refs, skipped)
 
     def order(_: tf.Tensor) -> tf.data.Dataset:
         drawn = tf.ensure_shape(tf.numpy_function(steps.draw, [], tf.int64), (None, 2))
@@ -113,7 +96,7 @@ def blocks(plan: Plan) -> tf.data.Dataset:
         return task, features, tf.ensure_shape(labels, (None,))
 
     def shuffle(task: tf.Tensor, features: dict[str, tf.Tensor], labels: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        if not plan.shuffle:
+        if not reading.is_shuffled:
             return features, labels
         drawn = tf.ensure_shape(
             tf.numpy_function(steps.permutation, [tf.size(labels), *tf.unstack(task)], tf.int64), (None,)
@@ -122,32 +105,37 @@ def blocks(plan: Plan) -> tf.data.Dataset:
 
     dataset = tf.data.Dataset.range(1).flat_map(order)
     for function in (read, parse, shuffle):
-        dataset = plan.map(dataset, function)
-    return dataset.rebatch(plan.batch_size, drop_remainder=plan.drop_last)
+        dataset = _mapped(dataset, function, reading)
+    return dataset.rebatch(reading.batch_size, drop_remainder=reading.drops_last)
 
 
-def plain(plan: Plan) -> tf.data.Dataset:
-    """Return batches made of single lines, with a function call for each."""
-    keys = np.concatenate([file_key(path, plan.seed) for path in plan.files])
+def plain(reading: Reading) -> tf.data.Dataset:
+    """Return batches made of single lines, with a function call for each.
+
+    Args:
+        reading: what to read.
+    """
+    keys = np.concatenate([file_key(path, reading.seed) for path in reading.files])
+    chosen = reading.chosen
 
     def wait() -> np.int64:
-        time.sleep(plan.latency_s)
+        time.sleep(reading.latency_s)
         return np.int64(0)
 
     def locate(state: tuple[tf.Tensor, tf.Tensor], line: tf.Tensor) -> tuple[Any, Any]:
         offset, seen = state
         end = offset + tf.cast(tf.strings.length(line), tf.int64) + 1
-        block = (end - 1) // plan.block_bytes
-        if plan.latency_s:
+        block = (end - 1) // reading.block_bytes
+        if reading.latency_s:
             slept = tf.cond(block > seen, lambda: tf.numpy_function(wait, [], tf.int64), lambda: np.int64(0))
             block += tf.ensure_shape(slept, ())
         return (end, block), (offset, line)
 
     def read(path: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
-        lines = tf.data.TextLineDataset(path, buffer_size=plan.block_bytes)
+        lines = tf.data.TextLineDataset(path, buffer_size=reading.block_bytes)
         located = lines.scan((np.int64(0), np.int64(-1)), locate)
-        if plan.split.test_fraction:
-            located = located.filter(lambda offset, line: _is_in(plan.split, offset, key))
+        if chosen.test_fraction:
+            located = located.filter(lambda offset, line: _is_in(chosen, offset, key))
         return located.map(lambda offset, line: line)
 
     def parse(line: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -160,24 +148,30 @@ def plain(plan: Plan) -> tf.data.Dataset:
         # A letter's code has bit 6, a digit's has not, and its four low bits are its place in the alphabet.
         digits = tf.cast(text % 16 + 9 * (text // 64), tf.int64)
         hashes = tf.reduce_sum(digits * 16 ** np.arange(7, -1, -1), axis=1)
-        return tf.stack(fields[1 : 1 + DENSE]), hashes % plan.moduli, label
+        return tf.stack(fields[1 : 1 + DENSE]), hashes % reading.moduli, label
 
     def collate(dense: tf.Tensor, categories: tf.Tensor, labels: tf.Tensor) -> tuple[Any, tf.Tensor]:
         logarithms = tf.math.log(tf.cast(tf.maximum(dense, 0), tf.float32) + 1.0)
         features = {"dense": logarithms, "categories": tf.cast(categories, tf.int32)}
         return features, tf.cast(labels, tf.float32)
 
-    dataset = tf.data.Dataset.from_tensor_slices((np.array(plan.files), keys))
-    if plan.shuffle:
-        dataset = dataset.shuffle(len(plan.files), seed=plan.seed)
-    cycle = min(len(plan.files), OPEN_FILES)
-    dataset = dataset.interleave(read, cycle_length=cycle, num_parallel_calls=min(plan.workers["read"], cycle) or None)
-    dataset = plan.map(dataset, parse)
-    if plan.on_bad_row == "skip":
+    dataset = tf.data.Dataset.from_tensor_slices((np.array(reading.files), keys))
+    if reading.is_shuffled:
+        dataset = dataset.shuffle(len(reading.files), seed=reading.seed)
+    cycle = min(len(reading.files), OPEN_FILES)
+    calls = min(reading.threads("read"), cycle) or None
+    dataset = dataset.interleave(read, cycle_length=cycle, num_parallel_calls=calls)
+    dataset = _mapped(dataset, parse, reading)
+    if reading.on_bad_row == "skip":
         dataset = dataset.ignore_errors()
-    if plan.shuffle:
-        dataset = dataset.shuffle(SHUFFLE_ROWS, seed=plan.seed)
-    return plan.map(dataset.batch(plan.batch_size, drop_remainder=plan.drop_last), collate)
+    if reading.is_shuffled:
+        dataset = dataset.shuffle(SHUFFLE_ROWS, seed=reading.seed)
+    return _mapped(dataset.batch(reading.batch_size, drop_remainder=reading.drops_last), collate, reading)
+
+
+def _mapped(dataset: tf.data.Dataset, function: Any, reading: Reading) -> tf.data.Dataset:
+    """Return `dataset` mapped by a stage's function with that stage's workers; 0 maps in line."""
+    return dataset.map(function, num_parallel_calls=reading.threads(function.__name__) or None)
 
 
 def _is_in(split: Split, offset: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
