@@ -168,6 +168,12 @@ def test_all_problems_at_once(files: list[Path]) -> None:
         dataset(files, 1, workers={"collate": 1})
 
 
+def test_paths_may_be_a_generator(files: list[Path]) -> None:
+    reading = Reading(iter(files), 1)
+    assert reading.files == reading.files == tuple(map(str, files))
+    build(reading)
+
+
 @pytest.mark.parametrize("target", ["gzip", "zstd", "parquet"])
 def test_every_format_in_blocks(files: list[Path], tmp_path: Path, target: str) -> None:
     pytest.importorskip({"gzip": "gzip", "zstd": "zstandard", "parquet": "pyarrow"}[target])
