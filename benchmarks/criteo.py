@@ -29,8 +29,8 @@ from benchmarks.criteo_rows import TABLE_ROWS, Arrays
 from benchmarks.criteo_systems import SYSTEMS, System
 from benchmarks.output import arguments, words, write
 from dlrm_examples.convert import convert
+from dlrm_examples.criteo.tsv import CATEGORIES, Block, parse_block_slowly
 from dlrm_examples.generate import generate
-from dlrm_examples.tsv import CATEGORIES, Block, parse_block_slowly
 from intune_callbacks.errors import MissingPackage
 
 __all__ = ["child", "main", "measure", "prepare"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_examples.tsv import CATEGORIES, DENSE
+from dlrm_examples.criteo.tsv import CATEGORIES, DENSE
 
 __all__ = [
     "TABLE_ROWS",
@@ -81,12 +81,13 @@ def nodes_rows(files: Sequence[str], batch_size: int, threads: int) -> Iterator[
     yield from Loader(Mapper(Batcher(node, batch_size, drop_last=False), _row_arrays))
 
 
-def tf_pipeline(files: Sequence[str], batch_size: int, **options: Any) -> Iterator[Arrays]:
-    """Run a pipeline of `dlrm_examples.pipeline_tf` with the options given."""
-    from dlrm_examples.pipeline_tf import build
+def tf_pipeline(files: Sequence[str], batch_size: int, style: str, **options: Any) -> Iterator[Arrays]:
+    """Run a pipeline of `dlrm_examples.criteo.pipeline_tf` with the options given."""
+    from dlrm_examples.criteo.pipeline_tf import build
+    from dlrm_examples.criteo.reading import Reading
 
     given = {"table_rows": TABLE_ROWS, "test_fraction": 0.0, "shuffle": False, "drop_last": False}
-    for features, labels in build(files, batch_size, **given, **options):
+    for features, labels in build(Reading(files, batch_size, **given, **options), style=style):
         yield labels.numpy(), features["dense"].numpy(), features["categories"].numpy()
 
 

@@ -38,10 +38,11 @@ class System:
 
 
 def ours(**options: Any) -> Callable[[Sequence[str], int, int], Iterator[Arrays]]:
-    """Return the loader of `dlrm_examples.pipeline` with `threads` parsing threads."""
+    """Return the loader of `dlrm_examples.criteo.pipeline` with `threads` parsing threads."""
 
     def run(files: Sequence[str], batch_size: int, threads: int) -> Iterator[Arrays]:
-        from dlrm_examples.pipeline import build
+        from dlrm_examples.criteo.pipeline import build
+        from dlrm_examples.criteo.reading import Reading
 
         # Of Parquet it is reading that takes the time: Arrow decodes there.
         workers = {
@@ -50,8 +51,9 @@ def ours(**options: Any) -> Callable[[Sequence[str], int, int], Iterator[Arrays]
             "shuffle": 0,
             "collate": 0,
         }
-        given = {"table_rows": TABLE_ROWS, "test_fraction": 0.0, "shuffle": False, "drop_last": False, "sized": False}
-        for batch in build(files, batch_size, workers=workers, **{**given, **options}):
+        given = {"table_rows": TABLE_ROWS, "test_fraction": 0.0, "shuffle": False, "drop_last": False}
+        reading = Reading(files, batch_size, workers=workers, **{**given, **options})
+        for batch in build(reading, sized=False):
             yield batch["labels"].numpy(), batch["dense"].numpy(), batch["categories"].numpy()
 
     return run

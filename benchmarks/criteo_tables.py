@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.criteo_rows import TABLE_ROWS, Arrays, files_dataset
-from dlrm_examples.tsv import CATEGORIES, COLUMNS, DENSE
+from dlrm_examples.criteo.tsv import CATEGORIES, COLUMNS, DENSE
 
 __all__ = [
     "arrow_csv",
@@ -153,7 +153,7 @@ def _parse_range(ref: Any) -> Arrays:
     import pyarrow as pa
     import pyarrow.csv
 
-    from dlrm_examples.blocks import read_block
+    from dlrm_examples.criteo.blocks import read_block
 
     parse, convert = _csv_options()
     read = pyarrow.csv.ReadOptions(column_names=list(COLUMNS), use_threads=False)
@@ -164,7 +164,7 @@ def _parse_range(ref: Any) -> Arrays:
 
 
 def _parsed_ranges(files: Sequence[str]) -> Iterator[Any]:
-    from dlrm_examples.blocks import scan_blocks
+    from dlrm_examples.criteo.blocks import scan_blocks
 
     yield from map(_parse_range, scan_blocks(files, BLOCK_BYTES))
 
@@ -182,7 +182,7 @@ def spdl_blocks(files: Sequence[str], batch_size: int, threads: int) -> Iterator
     """SPDL: a pipeline of threads over blocks."""
     from spdl.pipeline import PipelineBuilder
 
-    from dlrm_examples.blocks import scan_blocks
+    from dlrm_examples.criteo.blocks import scan_blocks
 
     builder = PipelineBuilder().add_source(scan_blocks(files, BLOCK_BYTES))
     pipeline = (

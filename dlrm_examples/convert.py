@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlrm_examples.tsv import COLUMNS, DENSE
+from dlrm_examples.criteo.tsv import COLUMNS, DENSE
 from intune_callbacks.errors import ConfigError, InTuneError, MissingPackage
 
 __all__ = ["SUFFIXES", "convert", "main"]

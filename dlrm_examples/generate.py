@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_examples.hashing import mix64
-from dlrm_examples.tsv import CATEGORIES, DENSE, KAGGLE_TABLE_ROWS
+from dlrm_examples.criteo.hashing import mix64
+from dlrm_examples.criteo.tsv import CATEGORIES, DENSE, KAGGLE_TABLE_ROWS
 
 __all__ = ["VERSION", "generate", "main"]
 

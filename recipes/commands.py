@@ -112,7 +112,7 @@ def _mode(options: argparse.Namespace) -> list[str]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from dlrm_examples import plan_text
+    from dlrm_examples.plan import command
 
     given = {key: value for key, value in vars(options).items() if value is not None and key not in ("command", "json")}
-    return plan_text.run(*plan_text.ask(**given), options.json)
+    return command.run(*command.ask(**given), options.json)

@@ -12,7 +12,7 @@ from typing import Any
 
 from intune_callbacks.config import nearest, number_problem, resolve_mode, sourced
 from intune_callbacks.errors import ConfigError, MissingPackage
-from recipes.sections import Config, Model, Pipeline, Trainer
+from recipes.schema import Config, Model, Pipeline, Trainer
 
 __all__ = ["Config", "Model", "Pipeline", "Resolved", "Trainer", "dump", "load"]
 

@@ -10,7 +10,7 @@ from intune_callbacks.show.page.commands import at_the_end
 from intune_callbacks.words import amount, percent
 from recipes import runner
 from recipes.config import Resolved
-from recipes.outcome import result_table
+from recipes.results import result_table
 
 __all__ = ["DEFAULTS", "compare", "run"]
 

@@ -1,99 +1,104 @@
-"""Train one configuration under Keras: data, model, `fit`, report."""
+"""Fit and test under Keras, on any backend."""
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from intune_callbacks.errors import ConfigError, MissingPackage
-from recipes import outcome
-from recipes.config import Config
-from recipes.outcome import Outcome
-from recipes.room import check_room
+from intune_callbacks.errors import BuildFailed, MissingPackage
+from recipes.data import reading
+from recipes.results import Fitted
+from recipes.schema import Config
 
-# TensorFlow announces on stderr, at import, for which CPU it was built.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 try:
     import keras
     import tensorflow as tf
 except ImportError as error:
     raise MissingPackage(error.name or "keras", "dlrm-keras") from None
 
-from dlrm_examples.metrics import evaluate
-from dlrm_examples.optimizers_keras import optimizer_for
-from dlrm_examples.pipeline_tf import STAGES, build
-from dlrm_examples.stages_tf import Skipped
+from dlrm_examples.criteo.pipeline_tf import STAGES, Skipped, build
+from dlrm_examples.models.metrics import evaluate
+from dlrm_examples.models.optimizers_keras import optimizer_for
 from intune_callbacks.keras import InTuneCallback
-from recipes.keras_probe import Curve, Recorded, timed
+from intune_callbacks.pipelines import tf_build
+from recipes.stopwatch_keras import Curve, Recorded, timed
 
-__all__ = ["train"]
+__all__ = ["InTuneCallback", "fit", "fit_model", "predicted"]
 
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, mode: str, mode_source: str) -> Outcome:
-    """Train one model; see `runner.train`."""
-    check_room(config)
-    history = config.run_dir / "history.jsonl"
-    history.unlink(missing_ok=True)
+def fit(config: Config, rank: int, callback: InTuneCallback | None) -> Fitted:
+    """Train one model and test it on the held-out rows.
+
+    Args:
+        config: what to train.
+        rank: this process among those that train together; there is one only.
+        callback: the tuner, if there is one.
+    """
     _cpu_threads(config.trainer.cpu_threads)
-    skipped = Skipped()
-    dataset, waited_s = timed(_dataset(config, "train", skipped if config.pipeline.style == "blocks" else None))
-    if dataset.cardinality() == 0:
-        raise ConfigError([f"batch_size={config.batch_size}: the training rows do not fill one batch"])
-    curve = Curve(waited_s, config.batch_size, config.trainer.max_steps)
-    callback: InTuneCallback | None = None
-    if mode != "off":
-        callback = InTuneCallback(**outcome.callback_options(config, mode))
-    trainer = config.trainer
+    given, style, skipped = config.trainer, config.pipeline.style, Skipped()
+    train, test = (reading(config, split, STAGES[style]) for split in ("train", "test"))
+    rows = build(train, style=style, skipped=skipped if style == "blocks" else None, sized=True)
     # On torch, of Keras's optimisers SGD alone takes sparse gradients.
-    model = Recorded(replace(outcome.sizes(config), sparse_gradients=trainer.optimizer == "sgd"), seed=config.seed)
-    optimizer = optimizer_for(trainer.optimizer, trainer.learning_rate, trainer.eps, outcome.schedule(config))
+    model = Recorded(replace(config.model.sizes, sparse_gradients=given.optimizer == "sgd"), seed=config.seed)
+    optimizer = optimizer_for(given.optimizer, given.learning_rate, given.eps, given.schedule)
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
+    curve = fit_model(model, rows, config, rank, callback)
+    skipped_rows = skipped.rows
+    held_out = build(test, style=style)
+    figures = evaluate(*predicted(held_out, lambda features: model.predict_on_batch(features)[:, 0]))
+    return Fitted(curve.marks, curve.losses, figures, train.workers, skipped_rows)
+
+
+def fit_model(model: Any, rows: tf.data.Dataset, config: Config, rank: int, callback: InTuneCallback | None) -> Curve:
+    """Train a compiled model, by the clock, and return its curve.
+
+    Args:
+        model: it has `losses_after`.
+        rows: this rank's batches.
+        config, rank, callback: as for `fit`.
+    """
+    if callback is not None:
+        with suppress(BuildFailed):  # the report says what is missing
+            tf_build.build()  # ahead: a recipe is to show what tuning brings, also in its first epoch
+    clocked, waited_s = timed(rows)
+    curve = Curve(waited_s, config.batch_size // config.trainer.devices, config.trainer.max_steps)
     with warnings.catch_warnings():
         # Where rows may be left out nobody knows the length of an epoch; Keras warns at its end.
         warnings.filterwarnings("ignore", "Your input ran out of data")
         model.fit(
-            dataset,
+            clocked,
             epochs=config.trainer.max_epochs,
             callbacks=[curve] if callback is None else [curve, callback],
             shuffle=False,
-            verbose="auto" if sys.stderr.isatty() else 0,
+            verbose="auto" if sys.stderr.isatty() and rank == 0 else 0,
         )
-    skipped_rows = skipped.rows
-    threads = outcome.workers(config, STAGES[config.pipeline.style])
-    steady = outcome.observed(curve.marks, threads)
-    report = outcome.untuned(config, curve.marks, threads, steady) if callback is None else callback.report
-    report |= {"mode_source": mode_source, **outcome.tested(_evaluate(model, _dataset(config, "test")))}
-    return Outcome(report | {"skipped_rows": skipped_rows}, curve.losses, steady)
+    return curve
 
 
-def _dataset(config: Config, split: str, skipped: Skipped | None = None) -> tf.data.Dataset:
-    style = config.pipeline.style
-    return build(
-        outcome.files(config),
-        config.batch_size,
-        style=style,
-        workers=outcome.workers(config, STAGES[style]),
-        on_bad_row=config.pipeline.on_bad_row,
-        sized=split == "train",
-        skipped=skipped,
-        **outcome.reading(config, split),
-    )
+def predicted(
+    held_out: tf.data.Dataset, predict: Callable[[Mapping[str, npt.NDArray[Any]]], npt.NDArray[Any]]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the labels [n] and the log-odds [n] of all held-out rows.
 
-
-def _evaluate(model: Recorded, held_out: tf.data.Dataset) -> dict[str, float]:
-    """Return what `metrics.evaluate` gives over all held-out rows."""
-    logits, labels = [], []
+    Args:
+        held_out: batches of (features, labels).
+        predict: features -> log-odds [B].
+    """
+    labels, logits = [], []
     for features, truth in held_out.as_numpy_iterator():
-        logits.append(model.predict_on_batch(features)[:, 0])
+        logits.append(predict(features))
         labels.append(truth)
-    return evaluate(np.concatenate(labels), np.concatenate(logits))
+    return np.concatenate(labels), np.concatenate(logits)
 
 
 def _cpu_threads(number: int | None) -> None:

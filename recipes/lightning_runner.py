@@ -1,4 +1,4 @@
-"""Train one configuration under Lightning: data, model, Trainer, report."""
+"""Fit and test under Lightning, on one rank or as one of several."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from intune_callbacks.errors import MissingPackage
-from recipes import outcome
-from recipes.config import Config
-from recipes.outcome import Outcome
-from recipes.room import check_room
+from recipes.data import reading
+from recipes.results import Fitted
+from recipes.schema import Config
 
 try:
     import pytorch_lightning as pl
@@ -21,34 +20,40 @@ try:
 except ImportError:
     raise MissingPackage("pytorch-lightning", "lightning") from None
 
-from dlrm_examples.lightning_module import DLRMModule
-from dlrm_examples.pipeline import STAGES, CriteoLoader, build
+from dlrm_examples.criteo import pipeline, shards
+from dlrm_examples.models.lightning_module import DLRMModule
 from intune_callbacks.lightning import InTuneCallback
-from recipes.probe import Curve, FetchClock
+from recipes.stopwatch_lightning import Curve, FetchClock
 
-__all__ = ["train"]
+__all__ = ["InTuneCallback", "fit"]
 
 
-def train(config: Config, mode: str, mode_source: str) -> Outcome:
-    """Train one model; see `runner.train`."""
-    check_room(config)
-    history = config.run_dir / "history.jsonl"
-    history.unlink(missing_ok=True)
+def fit(config: Config, rank: int, callback: InTuneCallback | None) -> Fitted:
+    """Train one model and test it on the held-out rows.
+
+    Args:
+        config: what to train.
+        rank: this process among those that train together.
+        callback: the tuner, if there is one.
+    """
+    given, hybrid = config.trainer, config.trainer.strategy == "hybrid"
+    train, test = (reading(config, split, (shards if hybrid else pipeline).STAGES) for split in ("train", "test"))
     # Two instances never share state: each split's loader counts its own epochs.
-    loader, held_out = (_loader(config, split) for split in ("train", "test"))
-    for name in ("pytorch_lightning", "lightning.pytorch"):
+    loader, held_out = (
+        shards.build(asked, rank, given.devices) if hybrid else pipeline.build(asked) for asked in (train, test)
+    )
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     clock = FetchClock()
     curve = Curve(clock)
-    callback: InTuneCallback | None = None
-    if mode != "off":
-        callback = InTuneCallback(**outcome.callback_options(config, mode))
     callbacks: list[Any] = [curve] if callback is None else [curve, callback]
+    model, strategy = _model(config)
     trainer = pl.Trainer(
-        max_epochs=config.trainer.max_epochs,
-        max_steps=config.trainer.max_steps,
-        accelerator=config.trainer.accelerator,
-        devices=1,
+        max_epochs=given.max_epochs,
+        max_steps=given.max_steps,
+        accelerator=given.accelerator,
+        devices=given.devices,
+        strategy=strategy,
         profiler=clock,
         callbacks=callbacks,
         logger=False,
@@ -56,38 +61,35 @@ def train(config: Config, mode: str, mode_source: str) -> Outcome:
         enable_model_summary=False,
         enable_progress_bar=sys.stderr.isatty(),
     )
-    model = DLRMModule(
-        outcome.sizes(config),
-        learning_rate=config.trainer.learning_rate,
-        seed=config.seed,
-        optimizer=config.trainer.optimizer,
-        eps=config.trainer.eps,
-        schedule=outcome.schedule(config),
-    )
-    with _cpu_threads(config.trainer.cpu_threads), warnings.catch_warnings():
+    with _cpu_threads(given.cpu_threads), warnings.catch_warnings():
         # Lightning 2.6 calls a function torch 2.13 deprecates.
         warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated")
+        # It cannot know that the test's figures are the same on all ranks, nor that there is no validation here.
+        warnings.filterwarnings("ignore", ".*sync_dist=True")
+        warnings.filterwarnings("ignore", ".*You defined a `validation_step`")
         trainer.fit(model, loader)
         skipped_rows = loader.all_skipped_rows
+        losses = trainer.strategy.reduce(torch.tensor(curve.losses, device=trainer.strategy.root_device))
         found = trainer.test(model, held_out, verbose=False)[0]
-    threads = outcome.workers(config, STAGES)
-    steady = outcome.observed(curve, threads)
-    report = outcome.untuned(config, curve, threads, steady) if callback is None else callback.report
-    report |= {
-        "mode_source": mode_source,
-        **outcome.tested({k.removeprefix("test_"): float(v) for k, v in found.items()}),
+    figures = {key.removeprefix("test_"): float(value) for key, value in found.items()}
+    return Fitted(curve, losses.tolist(), figures, train.workers, skipped_rows)
+
+
+def _model(config: Config) -> tuple[DLRMModule, Any]:
+    """Return the model, and Lightning's strategy for it."""
+    given = config.trainer
+    options: dict[str, Any] = {
+        "optimizer": given.optimizer,
+        "learning_rate": given.learning_rate,
+        "eps": given.eps,
+        "seed": config.seed,
+        "schedule": given.schedule,
     }
-    return Outcome(report | {"skipped_rows": skipped_rows}, curve.losses, steady)
+    if given.strategy == "auto":
+        return DLRMModule(config.model.sizes, **options), "auto"
+    from dlrm_examples.hybrid.lightning import HybridModule, HybridStrategy
 
-
-def _loader(config: Config, split: str) -> CriteoLoader:
-    return build(
-        outcome.files(config),
-        config.batch_size,
-        workers=outcome.workers(config, STAGES),
-        on_bad_row=config.pipeline.on_bad_row,
-        **outcome.reading(config, split),
-    )
+    return HybridModule(config.model.sizes, config.batch_size // given.devices, **options), HybridStrategy()
 
 
 @contextmanager

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlrm_examples.blocks import Split
-from dlrm_examples.compressed import compression
-from dlrm_examples.formats import Content, Reader, parse_selected, row_offsets, scan
-from dlrm_examples.tsv import Rows
+from dlrm_examples.criteo.blocks import Content, Split, row_offsets
+from dlrm_examples.criteo.compressed import compression
+from dlrm_examples.criteo.formats import Reader, parse_selected, scan
+from dlrm_examples.criteo.tsv import Rows
 from intune_callbacks.errors import BadData, ConfigError
 from intune_callbacks.record.files import unwritable
-from recipes.config import Config
-from recipes.outcome import files, table_rows
+from recipes.data import files
+from recipes.schema import Config
 
 __all__ = ["check_ready"]
 
@@ -75,7 +75,7 @@ def _rows(path: Path, config: Config, split: Split) -> Iterator[tuple[int, int]]
 
 def _parsed(content: Content, config: Config, on_bad_row: str) -> Rows:
     # By numpy: numba would first be compiled.
-    return parse_selected(content, table_rows(config), on_bad_row=on_bad_row, kernel="numpy")
+    return parse_selected(content, config.model.table_rows, on_bad_row=on_bad_row, kernel="numpy")
 
 
 def _is_read_whole(path: Path) -> bool:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, distributed
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from dlrm_examples.model_torch import DLRM, DLRMConfig
-from dlrm_examples.schedule import Schedule
+from dlrm_examples.models.dlrm_torch import DLRM, DLRMConfig
+from dlrm_examples.models.schedule import Schedule
 
 # So few steps, and of this seed: with more of them a rounding error flips a ReLU, and from there on two right trainings
 # leave each other (200 steps: 1e-4 in the losses, 1e-2 in the weights; which CPUs do it differs). `alone` watches it.
@@ -55,8 +55,8 @@ def near_a_kink(model: torch.nn.Module) -> list[float]:
 def alone(
     config: DLRMConfig, optimizer: str, steps: int = STEPS, schedule: Schedule = CONSTANT
 ) -> tuple[list[float], list[Tensor], dict[str, Tensor]]:
-    """Train `model_torch.DLRM` in this process; return losses, tables and the other weights."""
-    from dlrm_examples.optimizers import optimizer_for
+    """Train `dlrm_torch.DLRM` in this process; return losses, tables and the other weights."""
+    from dlrm_examples.models.optimizers_torch import optimizer_for
 
     model = DLRM(config, torch.Generator().manual_seed(SEED))
     tables = model.embeddings.weight
@@ -127,17 +127,18 @@ def divided(
     schedule: Schedule = CONSTANT,
 ) -> Divided:
     """Train the same in ranks."""
-    from dlrm_examples import hybrid, hybrid_checkpoint
-    from dlrm_examples.hybrid_weights import gathered
+    from dlrm_examples.hybrid import checkpoint
+    from dlrm_examples.hybrid.model import build, set_rate
+    from dlrm_examples.hybrid.weights import gathered
 
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    parallel, update = hybrid.build(
+    parallel, update = build(
         config, batch_size=BATCH // world, optimizer=optimizer, learning_rate=RATES[optimizer], eps=EPS, seed=SEED,
         sharding=sharding,
     )  # fmt: skip
     state = {"model": parallel.state_dict(), "optimizer": update.state_dict()}
     if load is not None:
-        assert hybrid_checkpoint.load(load, state)["rank"] in (rank, 0)
+        assert checkpoint.load(load, state)["rank"] in (rank, 0)
         parallel.load_state_dict(state["model"])
         update.load_state_dict(state["optimizer"])
     first = everything(parallel, update)
@@ -147,7 +148,7 @@ def divided(
         for step in range(*steps):
             dense, ids, labels = (part[own] for part in batch(step, config.table_rows))
             update.zero_grad()
-            hybrid.set_rate(parallel, update, schedule.rate(step, RATES[optimizer]))
+            set_rate(parallel, update, schedule.rate(step, RATES[optimizer]))
             loss = binary_cross_entropy_with_logits(parallel(dense, ids), labels)
             torch.autograd.backward(loss)
             update.step()
@@ -157,7 +158,7 @@ def divided(
     assert not warned, [str(warning.message) for warning in warned]
     if save is not None:
         state = {"model": parallel.state_dict(), "optimizer": update.state_dict()}
-        hybrid_checkpoint.save(save, state, {"rank": rank})
+        checkpoint.save(save, state, {"rank": rank})
     shapes: list[Any] = [None] * world
     held = parallel.state_dict()
     local = [
@@ -171,20 +172,21 @@ def divided(
 
 def drawn(config: DLRMConfig) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Return the first weights, drawn a few rows at a time."""
-    from dlrm_examples import hybrid, hybrid_weights
+    from dlrm_examples.hybrid import weights
+    from dlrm_examples.hybrid.model import build
 
-    hybrid_weights.DRAWN_AT_ONCE = 100 * config.embedding_dim
-    parallel, _ = hybrid.build(config, batch_size=8, seed=SEED)
-    return hybrid_weights.gathered(parallel)
+    weights.DRAWN_AT_ONCE = 100 * config.embedding_dim
+    parallel, _ = build(config, batch_size=8, seed=SEED)
+    return weights.gathered(parallel)
 
 
 def misbuilt() -> list[str]:
     """Return the problems `build` finds."""
-    from dlrm_examples import hybrid
+    from dlrm_examples.hybrid.model import build
     from intune_callbacks.errors import ConfigError
 
     try:
-        hybrid.build(
+        build(
             replace(SIZES, embedding_dim=6, bottom=(6,)), batch_size=0, optimizer="rowwise-adagrad", sharding="diagonal"
         )
     except ConfigError as error:

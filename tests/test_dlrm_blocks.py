@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_examples.blocks import BlockRef, Split, read_block, scan_blocks
-from dlrm_examples.formats import count_rows
+from dlrm_examples.criteo.blocks import BlockRef, Split, read_block, scan_blocks
+from dlrm_examples.criteo.formats import count_rows
 from tests.dlrm_rows import rows_text
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_examples.criteo import chosen_kernel, parse_block, warm_up
-from dlrm_examples.tsv import (
+from dlrm_examples.criteo.parse import chosen_kernel, parse_block, warm_up
+from dlrm_examples.criteo.tsv import (
     COLUMNS,
     KAGGLE_TABLE_ROWS,
     TERABYTE_TABLE_ROWS,

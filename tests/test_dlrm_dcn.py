@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_examples.multihot import bags_of
-from dlrm_examples.sizes import DLRMConfig
-from dlrm_examples.tables import MLPERF_BAGS, TABLES
+from dlrm_examples.models.multihot import bags_of
+from dlrm_examples.models.sizes import DLRMConfig
+from dlrm_examples.models.tables import MLPERF_BAGS, TABLES
 from intune_callbacks.errors import ConfigError
 from tests.dlrm_rows import ROOT
 
@@ -56,7 +56,7 @@ def test_further_ids_are_uniform_and_unlike_each_other(rows: int) -> None:
 
 def test_torch_expands_as_defined() -> None:
     torch = pytest.importorskip("torch")
-    from dlrm_examples.layers_torch import BagsOfIds
+    from dlrm_examples.models.layers_torch import BagsOfIds
 
     rows = TABLES["criteo-1tb-full"]
     categories = ids(rows, 20)
@@ -69,7 +69,7 @@ def test_torch_expands_as_defined() -> None:
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5))
 def test_cross_layers_are_the_formula(width: int, layers: int, rank: int) -> None:
     torch = pytest.importorskip("torch")
-    from dlrm_examples.layers_torch import LowRankCross
+    from dlrm_examples.models.layers_torch import LowRankCross
 
     cross = LowRankCross(width, layers, rank).double()
     first = torch.rand(7, width, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_cross_layers_are_the_formula(width: int, layers: int, rank: int) -> Non
 
 def test_cross_layers_begin_as_torchrecs() -> None:
     torch = pytest.importorskip("torch")
-    from dlrm_examples.model_torch import DLRM
+    from dlrm_examples.models.dlrm_torch import DLRM
 
     config = DLRMConfig((10,) * 26, 32, bottom=(32,), top=(1,), interaction="dcn", dcn_layers=2, dcn_low_rank=50)
     model = DLRM(config, torch.Generator().manual_seed(0))
@@ -101,7 +101,7 @@ def test_cross_layers_begin_as_torchrecs() -> None:
 @pytest.mark.parametrize("sparse", [True, False])
 def test_bags_are_summed(sparse: bool) -> None:
     torch = pytest.importorskip("torch")
-    from dlrm_examples.model_torch import DLRM
+    from dlrm_examples.models.dlrm_torch import DLRM
 
     model = DLRM(DLRMConfig(**SMALL, bag_sizes=(3, 1, 7), sparse_gradients=sparse), torch.Generator().manual_seed(1))
     categories = ids(SMALL["table_rows"])
@@ -120,7 +120,7 @@ def test_bags_are_summed(sparse: bool) -> None:
 
 def test_state_holds_the_weights_only() -> None:
     torch = pytest.importorskip("torch")
-    from dlrm_examples.model_torch import DLRM
+    from dlrm_examples.models.dlrm_torch import DLRM
 
     model = DLRM(DLRMConfig(**SMALL, interaction="dcn", dcn_low_rank=2, bag_sizes=(1, 2, 3)), torch.Generator())
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
@@ -140,13 +140,13 @@ def test_all_problems_at_once() -> None:
 PARITY = """
 import sys
 import keras, numpy as np, torch
-from dlrm_examples.model_keras import DLRM as InKeras
-from dlrm_examples.model_torch import DLRM as InTorch
-from dlrm_examples.optimizers import optimizer_for
-from dlrm_examples.optimizers_keras import optimizer_for as optimizer_in_keras
-from dlrm_examples.schedule import Schedule
-from dlrm_examples.sizes import DLRMConfig
-from dlrm_examples.multihot import bags_of
+from dlrm_examples.models.dlrm_keras import DLRM as InKeras
+from dlrm_examples.models.dlrm_torch import DLRM as InTorch
+from dlrm_examples.models.optimizers_torch import optimizer_for
+from dlrm_examples.models.optimizers_keras import optimizer_for as optimizer_in_keras
+from dlrm_examples.models.schedule import Schedule
+from dlrm_examples.models.sizes import DLRMConfig
+from dlrm_examples.models.multihot import bags_of
 
 config = DLRMConfig((50, 3, 700), 4, 5, (8, 4), (6, 1), interaction="dcn", dcn_layers=2, dcn_low_rank=3,
                     bag_sizes=(3, 1, 7))

@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_examples.blocks import Split
-from dlrm_examples.compressed import FrameRef, PieceRef, scan_compressed
 from dlrm_examples.convert import SUFFIXES, convert, main
-from dlrm_examples.formats import (
+from dlrm_examples.criteo import compressed
+from dlrm_examples.criteo.blocks import Split, row_offsets
+from dlrm_examples.criteo.compressed import FrameRef, PieceRef, scan_compressed
+from dlrm_examples.criteo.formats import (
     Reader,
     count_rows,
     epoch_order,
     packed,
     parse,
     parse_selected,
-    row_offsets,
     scan,
     unpacked,
 )
-from dlrm_examples.tsv import COLUMNS, BadRow, Block, Rows, parse_block_slowly
+from dlrm_examples.criteo.tsv import COLUMNS, BadRow, Block, Rows, parse_block_slowly
 from intune_callbacks.errors import ConfigError
 from tests.dlrm_rows import rows_text
 
@@ -186,7 +186,7 @@ def test_a_stream_is_decompressed_once(source: Path, tmp_path: Path, monkeypatch
     """Also when several workers ask for its pieces a little out of order."""
     started: list[int] = []
     real = zlib.decompressobj
-    monkeypatch.setattr("dlrm_examples.compressed.zlib.decompressobj", lambda bits: started.append(bits) or real(bits))
+    monkeypatch.setattr(compressed.zlib, "decompressobj", lambda bits: started.append(bits) or real(bits))
     refs = scan_compressed(str(convert(source, tmp_path, "gzip")), 2_000)
     count = len(refs) // 4 * 4
     order = [start + step for start in range(0, count, 4) for step in (0, 2, 1, 3)]

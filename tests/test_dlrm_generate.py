@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dlrm_examples import generate as module
-from dlrm_examples.criteo import parse_block
+from dlrm_examples.criteo.parse import parse_block
+from dlrm_examples.criteo.tsv import KAGGLE_TABLE_ROWS, Block, parse_block_slowly
 from dlrm_examples.generate import generate, main
-from dlrm_examples.tsv import KAGGLE_TABLE_ROWS, Block, parse_block_slowly
 
 ROWS = 20_000
 

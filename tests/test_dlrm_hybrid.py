@@ -14,10 +14,12 @@ torch = pytest.importorskip("torch")
 if importlib.util.find_spec("torchrec") is None:  # imported by the ranks only
     pytest.skip("torchrec is not installed", allow_module_level=True)
 
-from dlrm_examples import check_oracle, oracle_hybrid  # noqa: E402
-from dlrm_examples.hybrid_ranks import run_ranks  # noqa: E402
-from dlrm_examples.model_torch import DLRM  # noqa: E402
-from dlrm_examples.schedule import Schedule  # noqa: E402
+from dlrm_examples import check_oracle  # noqa: E402
+from dlrm_examples.hybrid.ranks import run_ranks  # noqa: E402
+from dlrm_examples.models.dlrm_torch import DLRM  # noqa: E402
+from dlrm_examples.models.schedule import Schedule  # noqa: E402
+from dlrm_examples.oracle.file import load  # noqa: E402
+from dlrm_examples.oracle.hybrid import of_ranks  # noqa: E402
 from tests import hybrid_runs as runs  # noqa: E402
 from tests.dlrm_oracle import make_oracle  # noqa: E402
 from tests.dlrm_rows import ROOT  # noqa: E402
@@ -73,7 +75,7 @@ def on_two(tmp_path_factory: pytest.TempPathFactory, oracles: dict[str, tuple[Pa
         "crossed": (runs.divided, CROSSED, "sgd", "auto"),
         "rising": (runs.divided, runs.SIZES, "sgd", "auto", (0, 20), None, None, RISING),
         "drawn": (runs.drawn, runs.SIZES),
-        **{name: (oracle_hybrid.of_ranks, check_oracle.load(str(file)), how) for name, (file, how) in oracles.items()},
+        **{name: (of_ranks, load(str(file)), how) for name, (file, how) in oracles.items()},
     }
     found = run_ranks(runs.together, 2, *jobs.values(), limit_s=LIMIT_S)
     return dict(zip(jobs, found, strict=True)) | {"path": path}
@@ -123,7 +125,7 @@ def test_the_first_weights_are_those_of_one_process(on_two: dict[str, Any]) -> N
 
 def test_numbers_of_other_models(on_two: dict[str, Any], oracles: dict[str, tuple[Path, str]]) -> None:
     for name, (file, _) in oracles.items():
-        oracle = check_oracle.load(str(file))
+        oracle = load(str(file))
         assert max(check_oracle.compare(oracle, on_two[name]).values()) <= check_oracle.TOLERANCE, name
         spoilt = {**on_two[name], "grad.emb.1": on_two[name]["grad.emb.1"] * 1.001}
         assert check_oracle.compare(oracle, spoilt)["grad.emb.1"] > 1e-4

@@ -18,15 +18,16 @@ if importlib.util.find_spec("torchrec") is None:  # imported by the ranks only
     pytest.skip("torchrec is not installed", allow_module_level=True)
 
 import recipes  # noqa: E402
-from dlrm_examples import pipeline  # noqa: E402
 from dlrm_examples.convert import convert  # noqa: E402
+from dlrm_examples.criteo import pipeline  # noqa: E402
+from dlrm_examples.criteo.reading import Reading  # noqa: E402
 from dlrm_examples.generate import generate  # noqa: E402
-from dlrm_examples.lightning_module import DLRMModule  # noqa: E402
-from dlrm_examples.metrics import evaluate  # noqa: E402
-from dlrm_examples.model_torch import DLRM, DLRMConfig  # noqa: E402
+from dlrm_examples.models.dlrm_torch import DLRM, DLRMConfig  # noqa: E402
+from dlrm_examples.models.lightning_module import DLRMModule  # noqa: E402
+from dlrm_examples.models.metrics import evaluate  # noqa: E402
 from recipes import runner  # noqa: E402
 from recipes.config import Config, load  # noqa: E402
-from recipes.outcome import files, sizes, table_rows  # noqa: E402
+from recipes.data import files  # noqa: E402
 from tests.hybrid_runs import ROUNDING, near_a_kink  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -47,11 +48,12 @@ warnings.simplefilter("ignore")
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from dlrm_examples import shards
-from dlrm_examples.hybrid_lightning import HybridModule, HybridStrategy
-from dlrm_examples.hybrid_weights import gathered
-from dlrm_examples.metrics import evaluate  # noqa: E402
-from dlrm_examples.model_torch import DLRMConfig
+from dlrm_examples.criteo import shards
+from dlrm_examples.criteo.reading import Reading
+from dlrm_examples.hybrid.lightning import HybridModule, HybridStrategy
+from dlrm_examples.hybrid.weights import gathered
+from dlrm_examples.models.metrics import evaluate  # noqa: E402
+from dlrm_examples.models.dlrm_torch import DLRMConfig
 from intune_callbacks.lightning import InTuneCallback
 
 out, rank = Path(sys.argv[1]), int(os.environ.get("LOCAL_RANK", "0"))
@@ -69,7 +71,8 @@ class Seen(Callback):
 
 
 def loader(split, late_ms=0):
-    return shards.build(files, 64, rank, 2, table_rows=200, split=split, block_bytes=8192, read_latency_ms=late_ms)
+    reading = Reading(files, 64, table_rows=200, split=split, block_bytes=8192, read_latency_ms=late_ms)
+    return shards.build(reading, rank, 2)
 
 
 def fit(callbacks, path=None, late_ms=0):
@@ -164,7 +167,7 @@ def alone(data: Path) -> tuple[list[float], list[float]]:
         max_epochs=2, accelerator="cpu", devices=1, logger=False, callbacks=[seen], enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(module, pipeline.build(sorted(data.glob("*.tsv")), 64, table_rows=200, block_bytes=8192))
+    trainer.fit(module, pipeline.build(Reading(sorted(data.glob("*.tsv")), 64, table_rows=200, block_bytes=8192)))
     return seen.losses, nearest
 
 
@@ -200,12 +203,12 @@ def test_the_recipe_learns_from_parquet_what_one_process_learns(tmp_path: Path) 
 
 def by_hand(config: Config) -> tuple[list[float], list[float], float]:
     """Return losses, how near the ReLUs came to their kinks, and AUC: one process, one epoch, Keras's order."""
-    model = DLRM(sizes(config), torch.Generator().manual_seed(config.seed))
+    model = DLRM(config.model.sizes, torch.Generator().manual_seed(config.seed))
     optimizer = torch.optim.SGD(model.parameters(), config.trainer.learning_rate)
-    options = {"table_rows": table_rows(config), "test_fraction": config.test_frac, "seed": config.seed}
+    options = {"table_rows": config.model.table_rows, "test_fraction": config.test_frac, "seed": config.seed}
     options["block_bytes"] = config.pipeline.block_bytes
     losses, nearest = [], near_a_kink(model)
-    for batch in pipeline.build(files(config), config.batch_size, **options):
+    for batch in pipeline.build(Reading(files(config), config.batch_size, **options)):
         optimizer.zero_grad()
         logits = model(batch["dense"], batch["categories"])
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch["labels"])
@@ -213,7 +216,7 @@ def by_hand(config: Config) -> tuple[list[float], list[float], float]:
         optimizer.step()
         losses.append(loss.item())
     trained = len(nearest)
-    held_out = list(pipeline.build(files(config), config.batch_size, split="test", **options))
+    held_out = list(pipeline.build(Reading(files(config), config.batch_size, split="test", **options)))
     with torch.no_grad():
         logits = torch.cat([model(batch["dense"], batch["categories"]) for batch in held_out])
     return losses, nearest[:trained], evaluate(torch.cat([batch["labels"] for batch in held_out]), logits)["auc"]

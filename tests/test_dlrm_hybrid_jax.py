@@ -20,9 +20,9 @@ import sys
 import jax
 import keras
 import numpy as np
-from dlrm_examples.hybrid_jax import distribute
-from dlrm_examples.model_keras import DLRM
-from dlrm_examples.sizes import DLRMConfig
+from dlrm_examples.hybrid.jax import distribute
+from dlrm_examples.models.dlrm_keras import DLRM
+from dlrm_examples.models.sizes import DLRMConfig
 from intune_callbacks.errors import ConfigError
 
 config = DLRMConfig(table_rows=(100, 51, 401, 8), embedding_dim=8, bottom=(16, 8), top=(16, 1))

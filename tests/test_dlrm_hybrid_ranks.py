@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dlrm_examples import hybrid_install  # noqa: E402
-from dlrm_examples.hybrid_ranks import RankFailed, run_ranks  # noqa: E402
+from dlrm_examples.hybrid import install  # noqa: E402
+from dlrm_examples.hybrid.ranks import RankFailed, run_ranks  # noqa: E402
 from intune_callbacks.errors import InTuneError, MissingPackage  # noqa: E402
 from tests import hybrid_runs as runs  # noqa: E402
 
@@ -41,7 +41,7 @@ def test_a_rank_that_aborts_once_its_work_is_done_has_not_failed() -> None:
 
 def test_no_rank_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
-        "from dlrm_examples.hybrid_ranks import run_ranks\n"
+        "from dlrm_examples.hybrid.ranks import run_ranks\n"
         "from tests.hybrid_runs import pid_of_rank\n"
         f"if __name__ == '__main__': run_ranks(pid_of_rank, 2, {str(tmp_path)!r})"
     )
@@ -71,11 +71,11 @@ def _runs(pid: int) -> bool:
 
 
 def test_without_torchrec_the_two_install_lines_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hybrid_install.importlib.util, "find_spec", lambda name: None if name == "torchrec" else name)
-    with pytest.raises(hybrid_install.MissingTorchRec) as caught:
-        hybrid_install.require()
+    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None if name == "torchrec" else name)
+    with pytest.raises(install.MissingTorchRec) as caught:
+        install.require()
     assert isinstance(caught.value, MissingPackage)
-    assert [line.strip() for line in str(caught.value).splitlines()[1:]] == list(hybrid_install.INSTALL)
+    assert [line.strip() for line in str(caught.value).splitlines()[1:]] == list(install.INSTALL)
 
 
 def test_the_command_says_them_too(tmp_path: Path) -> None:
@@ -88,5 +88,5 @@ def test_the_command_says_them_too(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 2, done.stderr
-    assert all(line in done.stderr for line in hybrid_install.INSTALL)
+    assert all(line in done.stderr for line in install.INSTALL)
     assert not list(tmp_path.iterdir())

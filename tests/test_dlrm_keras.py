@@ -15,19 +15,11 @@ keras = pytest.importorskip("keras")
 pytest.importorskip("tensorflow")
 
 from dlrm_examples import check_oracle  # noqa: E402
-from dlrm_examples.model_keras import DLRM  # noqa: E402
-from dlrm_examples.sizes import DLRMConfig  # noqa: E402
+from dlrm_examples.models.dlrm_keras import DLRM  # noqa: E402
+from dlrm_examples.models.sizes import DLRMConfig  # noqa: E402
 from tests.dlrm_rows import ROOT  # noqa: E402
 
 SMALL = {"table_rows": (50, 3, 700), "embedding_dim": 4, "dense_features": 5, "bottom": (8, 4), "top": (6, 1)}
-SIZES = [
-    {},
-    {"itself": True},
-    {"ids_per_bag": 3},
-    {"ids_per_bag": 2, "ragged": True},
-    {"tables": (7,), "dim": 1, "bottom": (2, 1), "top": (1,)},
-    {"tables": (9, 1, 2, 30), "dim": 8, "bottom": (13, 20, 10, 8), "top": (11, 7, 1), "batch": 33},
-]
 
 
 def small(seed: int = 1) -> DLRM:
@@ -67,19 +59,6 @@ def test_metas_own_numbers(backend: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("within 1e-05") == 2
-
-
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_an_independent_model(tmp_path: Path, sizes: dict, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
-    from tests.dlrm_oracle import make_oracle
-
-    file = make_oracle(tmp_path / "o.npz", **sizes)
-    status, table = check_oracle.main([str(file), "--model", "keras"]), capsys.readouterr().out
-    assert status == 0, table
-    with np.load(file) as arrays:
-        wanted = {n for n in arrays.files if n.startswith(("out.", "grad.", "sgd."))}
-    assert wanted == {line.split()[0] for line in table.splitlines()[1:-1]}
 
 
 @pytest.mark.parametrize("mistake", ["columns first", "no relu", "tables swapped", "sigmoid left out of the loss"])

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dlrm_examples.blocks import Split
-from dlrm_examples.criteo import chosen_kernel, parse_block, warm_up
-from dlrm_examples.tsv import BadRow, Block, Rows, hashed_table_rows, parse_block_slowly
+from dlrm_examples.criteo.blocks import Split
+from dlrm_examples.criteo.parse import chosen_kernel, parse_block, warm_up
+from dlrm_examples.criteo.tsv import BadRow, Block, Rows, hashed_table_rows, parse_block_slowly
 from intune_callbacks.installing import install_line
 from tests.dlrm_rows import rows_text
 
@@ -126,8 +126,8 @@ def test_without_numba_numpy_takes_over() -> None:
     code = """
 import sys
 sys.modules["numba"] = None
-from dlrm_examples.criteo import chosen_kernel, parse_block, warm_up
-from dlrm_examples.tsv import Block
+from dlrm_examples.criteo.parse import chosen_kernel, parse_block, warm_up
+from dlrm_examples.criteo.tsv import Block
 warm_up()
 print(chosen_kernel(), len(parse_block(Block("", 0, b"1" + b"\\t" * 39), (5,) * 26)))
 try:

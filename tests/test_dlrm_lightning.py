@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_examples.auc import auc
+from dlrm_examples.criteo.tsv import hashed_table_rows
 from dlrm_examples.generate import generate
-from dlrm_examples.tsv import hashed_table_rows
+from dlrm_examples.models.auc import auc
 from tests.dlrm_rows import real_file
 
 TABLE_ROWS = hashed_table_rows(100_000)
@@ -60,15 +60,16 @@ def generated(tmp_path_factory) -> list[Path]:
 def trained(files: list[Path], batch_size: int, learning_rate: float, seed: int = 0, **trainer):
     lightning = pytest.importorskip("pytorch_lightning")
     pytest.importorskip("torchdata.nodes")
-    from dlrm_examples.lightning_module import DLRMModule
-    from dlrm_examples.model_torch import DLRMConfig
-    from dlrm_examples.pipeline import build
+    from dlrm_examples.criteo.pipeline import build
+    from dlrm_examples.criteo.reading import Reading
+    from dlrm_examples.models.dlrm_torch import DLRMConfig
+    from dlrm_examples.models.lightning_module import DLRMModule
 
     options = {"table_rows": TABLE_ROWS, "seed": seed}
     module = DLRMModule(DLRMConfig(TABLE_ROWS), learning_rate, seed)
     fit = lightning.Trainer(**{"max_epochs": 1, "accelerator": "cpu", **QUIET, **trainer})
-    fit.fit(module, build(files, batch_size, **options))
-    (results,) = fit.test(module, build(files, 4096, split="test", **options), verbose=False)
+    fit.fit(module, build(Reading(files, batch_size, **options)))
+    (results,) = fit.test(module, build(Reading(files, 4096, split="test", **options)), verbose=False)
     return module, results
 
 
@@ -95,9 +96,10 @@ def test_same_seed_same_weights(generated: list[Path]) -> None:
 def test_resumes_at_the_very_batch(generated: list[Path], tmp_path: Path) -> None:
     lightning = pytest.importorskip("pytorch_lightning")
     torch = pytest.importorskip("torch")
-    from dlrm_examples.lightning_module import DLRMModule
-    from dlrm_examples.model_torch import DLRMConfig
-    from dlrm_examples.pipeline import build
+    from dlrm_examples.criteo.pipeline import build
+    from dlrm_examples.criteo.reading import Reading
+    from dlrm_examples.models.dlrm_torch import DLRMConfig
+    from dlrm_examples.models.lightning_module import DLRMModule
 
     class Seen(DLRMModule):
         def training_step(self, batch, batch_idx):
@@ -111,7 +113,7 @@ def test_resumes_at_the_very_batch(generated: list[Path], tmp_path: Path) -> Non
     def fit(resume: Path | None = None):
         module = Seen(DLRMConfig(small, bottom=(16,), top=(1,)))
         trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **QUIET)
-        trainer.fit(module, build(generated[:1], 512, table_rows=small), ckpt_path=resume, weights_only=True)
+        trainer.fit(module, build(Reading(generated[:1], 512, table_rows=small)), ckpt_path=resume, weights_only=True)
         return list(module.parameters())
 
     small = hashed_table_rows(1000)

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dlrm_examples.model_torch import DLRM, DLRMConfig  # noqa: E402
+from dlrm_examples.models.dlrm_torch import DLRM, DLRMConfig  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 
 SMALL = {"table_rows": (50, 3, 700), "embedding_dim": 4, "dense_features": 5, "bottom": (8, 4), "top": (6, 1)}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_examples.metrics import evaluate
-from dlrm_examples.schedule import LOWEST_RATE, Schedule
+from dlrm_examples.models.metrics import evaluate
+from dlrm_examples.models.schedule import LOWEST_RATE, Schedule
 
 STEPS, ROWS, DIM = 6, 20, 4
 
@@ -37,7 +37,7 @@ def trained(optimizer_class, sparse: bool, **options):
 @pytest.mark.parametrize("eps", [1e-8, 0.5])
 def test_adagrad_is_torchs(sparse: bool, eps: float) -> None:
     torch = pytest.importorskip("torch")
-    from dlrm_examples.optimizers import Adagrad
+    from dlrm_examples.models.optimizers_torch import Adagrad
 
     np.testing.assert_allclose(
         trained(Adagrad, sparse, eps=eps)[0], trained(torch.optim.Adagrad, False, eps=eps)[0], rtol=1e-5
@@ -47,7 +47,7 @@ def test_adagrad_is_torchs(sparse: bool, eps: float) -> None:
 @pytest.mark.parametrize("sparse", [True, False])
 def test_rowwise_adagrad_is_its_definition(sparse: bool) -> None:
     pytest.importorskip("torch")
-    from dlrm_examples.optimizers import Adagrad
+    from dlrm_examples.models.optimizers_torch import Adagrad
 
     weights = np.random.default_rng(1).random((ROWS, DIM), np.float32).astype(np.float64)
     sums = np.zeros(ROWS)
@@ -64,7 +64,7 @@ def test_rowwise_adagrad_is_its_definition(sparse: bool) -> None:
 
 def test_an_optimizer_resumes() -> None:
     torch = pytest.importorskip("torch")
-    from dlrm_examples.optimizers import optimizer_for
+    from dlrm_examples.models.optimizers_torch import optimizer_for
 
     def run(stop: int | None) -> list:
         weights = [torch.nn.Parameter(torch.ones(4, 3)), torch.nn.Parameter(torch.ones(2))]
@@ -85,7 +85,7 @@ def test_an_optimizer_resumes() -> None:
 
 def test_the_rest_gets_plain_adagrad() -> None:
     torch = pytest.importorskip("torch")
-    from dlrm_examples.optimizers import optimizer_for
+    from dlrm_examples.models.optimizers_torch import optimizer_for
 
     tables, rest = torch.nn.Parameter(torch.ones(4, 3)), torch.nn.Parameter(torch.ones(2, 3))
     for name, shapes in (("rowwise-adagrad", [(4,), (2, 3)]), ("adagrad", [(4, 3), (2, 3)])):
@@ -115,7 +115,7 @@ def test_schedule_is_metas(warmup: int, gap: int, decay: int, full: float) -> No
 
 def test_schedule_in_keras() -> None:
     keras = pytest.importorskip("keras")
-    from dlrm_examples.optimizers_keras import Rate
+    from dlrm_examples.models.optimizers_keras import Rate
 
     for steps in ((0, 0, 0), (5, 0, 0), (0, 4, 6), (3, 4, 6), (3, 8, 1)):
         schedule, rate = Schedule(*steps), Rate(0.5, *steps)

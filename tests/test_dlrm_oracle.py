@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dlrm_examples import check_oracle  # noqa: E402
-from dlrm_examples.model_torch import DLRM  # noqa: E402
+from dlrm_examples.models.dlrm_torch import DLRM  # noqa: E402
 from tests.dlrm_oracle import make_oracle  # noqa: E402
 from tests.dlrm_rows import ROOT  # noqa: E402
 
@@ -35,10 +35,13 @@ def test_metas_own_numbers(name: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "within 1e-05" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("model", ["torch", "keras"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_an_independent_model(tmp_path: Path, sizes: dict, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_independent_model(tmp_path: Path, sizes: dict, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in {"torch": ("torch",), "keras": ("keras", "tensorflow")}[model]:
+        pytest.importorskip(package)
     file = make_oracle(tmp_path / "o.npz", **sizes)
-    status, table = check_oracle.main([str(file), "--model", "torch"]), capsys.readouterr().out
+    status, table = check_oracle.main([str(file), "--model", model]), capsys.readouterr().out
     assert status == 0, table
     with np.load(file) as arrays:
         wanted = {n for n in arrays.files if n.startswith(("out.", "grad.", "sgd."))}

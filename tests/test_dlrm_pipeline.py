@@ -12,13 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 nodes = pytest.importorskip("torchdata.nodes")
 
-from dlrm_examples import stages  # noqa: E402
-from dlrm_examples.blocks import Split, read_block, scan_blocks  # noqa: E402
 from dlrm_examples.convert import convert  # noqa: E402
-from dlrm_examples.criteo import KERNELS, chosen_kernel, parse_block  # noqa: E402
-from dlrm_examples.pipeline import STAGES, build  # noqa: E402
-from dlrm_examples.stages import Batcher, Parse, Read, Shuffle, Task, collate  # noqa: E402
-from dlrm_examples.tsv import BadRow, Rows  # noqa: E402
+from dlrm_examples.criteo import stages  # noqa: E402
+from dlrm_examples.criteo.blocks import Split, read_block, scan_blocks  # noqa: E402
+from dlrm_examples.criteo.parse import KERNELS, chosen_kernel, parse_block  # noqa: E402
+from dlrm_examples.criteo.pipeline import STAGES, build  # noqa: E402
+from dlrm_examples.criteo.reading import Reading  # noqa: E402
+from dlrm_examples.criteo.stages import Batcher, Parse, Read, Shuffle, Task, collate  # noqa: E402
+from dlrm_examples.criteo.tsv import BadRow, Rows  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from tests.dlrm_rows import rows_text  # noqa: E402
 
@@ -35,8 +36,9 @@ def files(tmp_path_factory) -> list[Path]:
     return [folder / "a.tsv", folder / "b.tsv"]
 
 
-def loader(files: list[Path], batch_size: int = 64, **changes):
-    return build(files, batch_size, **{"table_rows": TABLE_ROWS, "block_bytes": BLOCK_BYTES, "seed": 7, **changes})
+def loader(files: list[Path], batch_size: int = 64, *, sized: bool = True, **changes):
+    given = {"table_rows": TABLE_ROWS, "block_bytes": BLOCK_BYTES, "seed": 7, **changes}
+    return build(Reading(files, batch_size, **given), sized=sized)
 
 
 def epoch(batches) -> list[tuple[torch.Tensor, ...]]:
@@ -234,7 +236,7 @@ def test_a_bad_row_surfaces(tmp_path: Path) -> None:
 
 def test_all_problems_at_once(files: list[Path]) -> None:
     with pytest.raises(ConfigError) as caught:
-        build(
+        loader(
             [*files, "nowhere.tsv"], 0, split="trian", workers={"reed": 1, "parse": -1}, table_rows=[1, 2], seed=-1,
             prefetch=0, block_bytes=0, test_fraction=2, read_latency_ms=-1, on_bad_row="ignore",
         )  # fmt: skip
@@ -249,7 +251,7 @@ def test_all_problems_at_once(files: list[Path]) -> None:
     ):
         assert word in message
     with pytest.raises(ConfigError, match="none given"):
-        build([], 1)
+        loader([], 1)
 
 
 @pytest.mark.parametrize("target", ["gzip", "zstd", "parquet"])

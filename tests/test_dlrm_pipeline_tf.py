@@ -10,12 +10,13 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from dlrm_examples import stages_tf  # noqa: E402
-from dlrm_examples.blocks import read_block, scan_blocks  # noqa: E402
 from dlrm_examples.convert import convert  # noqa: E402
-from dlrm_examples.criteo import parse_block  # noqa: E402
-from dlrm_examples.pipeline_tf import STAGES, STYLES, build  # noqa: E402
-from dlrm_examples.stages_tf import Skipped  # noqa: E402
+from dlrm_examples.criteo import stages_tf  # noqa: E402
+from dlrm_examples.criteo.blocks import read_block, scan_blocks  # noqa: E402
+from dlrm_examples.criteo.parse import parse_block  # noqa: E402
+from dlrm_examples.criteo.pipeline_tf import STAGES, STYLES, build  # noqa: E402
+from dlrm_examples.criteo.reading import Reading  # noqa: E402
+from dlrm_examples.criteo.stages_tf import Skipped  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from tests.dlrm_rows import rows_text  # noqa: E402
 
@@ -32,8 +33,9 @@ def files(tmp_path_factory) -> list[Path]:
     return [folder / "a.tsv", folder / "b.tsv"]
 
 
-def dataset(files: list[Path], batch_size: int = 64, **changes):
-    return build(files, batch_size, **{"table_rows": TABLE_ROWS, "block_bytes": BLOCK_BYTES, "seed": 7, **changes})
+def dataset(files: list[Path], batch_size: int = 64, *, style: str = "blocks", skipped=None, sized=False, **changes):
+    given = {"table_rows": TABLE_ROWS, "block_bytes": BLOCK_BYTES, "seed": 7, **changes}
+    return build(Reading(files, batch_size, **given), style=style, skipped=skipped, sized=sized)
 
 
 def epoch(batches) -> list[tuple[np.ndarray, ...]]:
@@ -53,10 +55,10 @@ def identities(batches: list) -> list[int]:
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_blocks_are_the_batches_of_the_torchdata_pipeline(files: list[Path], split: str) -> None:
     pytest.importorskip("torchdata.nodes")
-    from dlrm_examples import pipeline
+    from dlrm_examples.criteo import pipeline
 
-    options = {"table_rows": TABLE_ROWS, "block_bytes": BLOCK_BYTES, "seed": 7, "split": split}
-    mine, other = build(files, 64, **options), pipeline.build(files, 64, **options)
+    reading = Reading(files, 64, table_rows=TABLE_ROWS, block_bytes=BLOCK_BYTES, seed=7, split=split)
+    mine, other = build(reading), pipeline.build(reading)
     for _ in range(2):
         expected = [tuple(b[k].numpy() for k in ("dense", "categories", "labels")) for b in other]
         got = epoch(mine)
@@ -157,13 +159,19 @@ def test_a_bad_row_surfaces(tmp_path: Path, style: str, spoil: bytes) -> None:
 
 def test_all_problems_at_once(files: list[Path]) -> None:
     with pytest.raises(ConfigError) as caught:
-        build([*files, "nowhere.tsv"], 0, style="blocs", workers={"reed": 1, "parse": -2}, prefetch=-2)
+        dataset([*files, "nowhere.tsv"], 0, style="blocs", workers={"reed": 1, "parse": -2}, prefetch=-2)
     message = str(caught.value)
     assert len(caught.value.problems) == 6, message
     for word in ("nowhere.tsv", "did you mean 'blocks'", "did you mean 'read'", "workers['parse']=-2", "prefetch=-2"):
         assert word in message
     with pytest.raises(ConfigError, match="there is no stage 'collate'"):
-        build(files, 1, workers={"collate": 1})
+        dataset(files, 1, workers={"collate": 1})
+
+
+def test_paths_may_be_a_generator(files: list[Path]) -> None:
+    reading = Reading(iter(files), 1)
+    assert reading.files == reading.files == tuple(map(str, files))
+    build(reading)
 
 
 @pytest.mark.parametrize("target", ["gzip", "zstd", "parquet"])

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_examples.plan import DoesNotFit, Plan, make_plan
-from dlrm_examples.plan_bytes import DTYPES, OPTIMIZERS, Job, Machine, Table
-from dlrm_examples.sizes import DLRMConfig
-from dlrm_examples.tables import MLPERF_BAGS, TABLES
+from dlrm_examples.models.sizes import DLRMConfig
+from dlrm_examples.models.tables import MLPERF_BAGS, TABLES
+from dlrm_examples.plan.costs import DTYPES, OPTIMIZERS, Job, Machine, Table
+from dlrm_examples.plan.placement import DoesNotFit, Plan, make_plan
 
 GIB, GB = 1 << 30, 10**9
 PAPER, FULL = "criteo-1tb-40m", "criteo-1tb-full"
@@ -225,7 +225,7 @@ def test_traffic_is_what_the_messages_add_up_to(gpus: int) -> None:
 
 def test_mlps_are_those_of_the_model() -> None:
     torch = pytest.importorskip("torch")
-    from dlrm_examples.model_torch import DLRM
+    from dlrm_examples.models.dlrm_torch import DLRM
 
     job = Job((Table("a", 1), Table("b", 1)), dim=8)
     sizes = DLRMConfig((1, 1), 8, bottom=(512, 256, 8), top=(1024, 1024, 512, 256, 1))

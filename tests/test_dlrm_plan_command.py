@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_examples.plan import make_plan
-from dlrm_examples.plan_bytes import Job, Machine, Table
-from dlrm_examples.plan_text import as_json, ask
-from dlrm_examples.tables import MLPERF_BAGS, TABLES
+from dlrm_examples.models.tables import MLPERF_BAGS, TABLES
+from dlrm_examples.plan.command import as_json, ask
+from dlrm_examples.plan.costs import Job, Machine, Table
+from dlrm_examples.plan.placement import make_plan
 from intune_callbacks import cli
 from intune_callbacks.errors import ConfigError
 from tests.dlrm_rows import ROOT

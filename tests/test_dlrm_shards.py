@@ -12,8 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata")
 
-from dlrm_examples import formats, pipeline, shards  # noqa: E402
 from dlrm_examples.convert import convert  # noqa: E402
+from dlrm_examples.criteo import formats, pipeline, shards  # noqa: E402
+from dlrm_examples.criteo.reading import Reading  # noqa: E402
 from dlrm_examples.generate import generate  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
@@ -54,9 +55,9 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_the_union_of_the_shares_is_the_batch(files, world, share, block_bytes, split, workers) -> None:
     options = {"split": split, "test_fraction": 0.3, "seed": 2, "block_bytes": block_bytes}
     batch_size = world * share
-    whole = pipeline.build(files, batch_size, **options)
-    stages = dict.fromkeys(shards.STAGES, workers)
-    ranks = [shards.build(files, batch_size, rank, world, workers=stages, **options) for rank in range(world)]
+    whole = pipeline.build(Reading(files, batch_size, **options))
+    reading = Reading(files, batch_size, workers=dict.fromkeys(shards.STAGES, workers), **options)
+    ranks = [shards.build(reading, rank, world) for rank in range(world)]
     assert {len(loader) for loader in ranks} == {len(whole)}
     for _ in range(2):  # epochs
         parts = list(zip(*ranks, strict=True))
@@ -69,9 +70,9 @@ def test_the_union_of_the_shares_is_the_batch(files, world, share, block_bytes, 
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 7])
 def test_a_resume_goes_on_at_the_exact_batch_with_any_number_of_ranks(files: list[Path], stop: int) -> None:
-    options = {"block_bytes": 5000, "seed": 5}
-    whole = list(pipeline.build(files, 60, **options))
-    before = [shards.build(files, 60, rank, 2, **options) for rank in range(2)]
+    reading = Reading(files, 60, block_bytes=5000, seed=5)
+    whole = list(pipeline.build(reading))
+    before = [shards.build(reading, rank, 2) for rank in range(2)]
     states = []
     for loader in before:
         batches = iter(loader)
@@ -79,7 +80,7 @@ def test_a_resume_goes_on_at_the_exact_batch_with_any_number_of_ranks(files: lis
             next(batches)
         states.append(loader.state_dict())
     for world in (1, 2, 3):
-        after = [shards.build(files, 60, rank, world, **options) for rank in range(world)]
+        after = [shards.build(reading, rank, world) for rank in range(world)]
         for rank, loader in enumerate(after):
             loader.load_state_dict(states[rank % 2])
         rest = list(zip(*after, strict=True))
@@ -103,8 +104,8 @@ def test_a_rank_parses_its_own_rows_only(files: list[Path], monkeypatch: pytest.
     count(formats, "parse_block", len)
     if any(formats.is_parquet(str(path)) for path in files):
         # Of the integers' columns, [13, rows]: what is converted, not what is left of it.
-        count(importlib.import_module("dlrm_examples.parquet"), "logarithms", lambda dense: dense.shape[1])
-    batches = list(shards.build(files, 40, 1, 4, test_fraction=0.0))
+        count(importlib.import_module("dlrm_examples.criteo.parquet"), "logarithms", lambda dense: dense.shape[1])
+    batches = list(shards.build(Reading(files, 40, test_fraction=0.0), 1, 4))
     own = sum(len(batch["labels"]) for batch in batches)
     assert own == ROWS // 40 * 10
     # Those of the last, smaller batch are parsed before it is known to be one.
@@ -112,7 +113,7 @@ def test_a_rank_parses_its_own_rows_only(files: list[Path], monkeypatch: pytest.
 
 
 def test_its_stages_can_be_tuned(files: list[Path]) -> None:
-    pipeline = find(shards.build(files, 40, 0, 2)).pipeline
+    pipeline = find(shards.build(Reading(files, 40), 0, 2)).pipeline
     assert pipeline is not None
     try:
         assert {stage.name for stage in pipeline.stages() if stage.unit == "workers"} == set(shards.STAGES)
@@ -122,8 +123,8 @@ def test_its_stages_can_be_tuned(files: list[Path]) -> None:
 
 def test_all_problems_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        shards.build(["nowhere"], 10, 0, 3, seed=-1)
-    assert len(caught.value.problems) == 3
+        shards.build(Reading(["nowhere"], 10, seed=-1, on_bad_row="skip"), 0, 3)
+    assert len(caught.value.problems) == 4
     for rank, world in ((3, 3), (-1, 2), (0, 0)):
         with pytest.raises(ConfigError, match="world" if world == 0 else "rank"):
-            shards.build([__file__], 12, rank, world)
+            shards.build(Reading([__file__], 12), rank, world)

@@ -17,7 +17,7 @@ from tests.docs_pages import PAGES, ROOT, Block, blocks, text_of, tuned_run
 NEEDS = {
     "intune_callbacks.lightning": ("torch", "pytorch_lightning"),
     "intune_callbacks.keras": ("keras", "tensorflow"),
-    "dlrm_examples.hybrid_lightning": ("torch", "pytorch_lightning", "torchrec"),
+    "dlrm_examples.hybrid.lightning": ("torch", "pytorch_lightning", "torchrec"),
 }
 OURS = ("intune_callbacks", "dlrm_examples", "recipes", "tests")
 # Lightning starts the other ranks by running the script again.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import intune_callbacks
 
@@ -36,6 +39,8 @@ LEVELS = {
     "keras": 9,
     "cli": 9,
 }
+# Of the examples, the lower ones first.
+FOLDERS = ("criteo", "models", "hybrid", "plan", "oracle")
 # They know the protocol of a pipeline, never an adapter.
 ONLY_THE_PROTOCOL = ("measure", "decide", "guard", "record")
 TORCH = {module for module in MODULES if module.startswith("pipelines.torch")} | {"pipelines.find", "measure.device"}
@@ -62,19 +67,19 @@ def part_of(module: str) -> str:
     return module.split(".")[0]
 
 
-def imported(module: str) -> Iterator[str]:
-    """Yield every module that `module` imports, also inside functions; type-checking imports count too."""
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+def imported(file: Path) -> Iterator[str]:
+    """Yield every module that a file imports, also inside functions; type-checking imports count too."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative import on line {node.lineno}"
+            assert node.level == 0, f"{file}: relative import on line {node.lineno}"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def against_the_flow(module: str) -> Iterator[str]:
     part = part_of(module)
-    for name in imported(module):
+    for name in imported(MODULES[module]):
         if not name.startswith("intune_callbacks."):
             continue
         target = part_of(name.removeprefix("intune_callbacks."))
@@ -97,14 +102,36 @@ def test_frameworks_are_imported_in_their_own_module_only() -> None:
     assert not [
         f"{module} imports {name}"
         for module in MODULES
-        for name in imported(module)
+        for name in imported(MODULES[module])
         if module not in FRAMEWORKS.get(name.split(".")[0], {module})
     ]
 
 
 def test_the_package_does_not_know_what_is_built_upon_it() -> None:
     above = {"recipes", "dlrm_examples", "benchmarks", "tests"}
-    assert not [module for module in MODULES if above & {name.split(".")[0] for name in imported(module)}]
+    assert not [module for module in MODULES if above & {name.split(".")[0] for name in imported(MODULES[module])}]
+
+
+@pytest.mark.parametrize("package", ["dlrm_examples", "recipes"])
+def test_what_is_built_upon_it_has_no_circle(package: str) -> None:
+    files = (ROOT.parent / package).rglob("*.py")
+    modules = {".".join(f.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
+    # `from a import b` imports the module a.b, or a name of the module a.
+    graph = {
+        module: {name if name in modules else name.rpartition(".")[0] for name in imported(file)} & set(modules)
+        for module, file in modules.items()
+    }
+    assert len(graph) > 10
+    graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the circle
+
+
+@pytest.mark.parametrize("level", range(1, 1 + len(FOLDERS)))
+def test_the_folders_of_the_examples_import_lower_ones(level: int) -> None:
+    lower = tuple(f"dlrm_examples.{folder}." for folder in FOLDERS[:level])
+    for file in (ROOT.parent / "dlrm_examples" / FOLDERS[level - 1]).rglob("*.py"):
+        assert not [
+            f"{file}: {name}" for name in imported(file) if name.startswith("dlrm") and not name.startswith(lower)
+        ]
 
 
 def test_package_imports_fast_and_without_frameworks() -> None:

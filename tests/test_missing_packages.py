@@ -26,8 +26,8 @@ TRIED = {
     ("keras",): ("import intune_callbacks.keras", "keras"),
     ("tensorflow",): ("from intune_callbacks.pipelines import tf_build; tf_build.build()", "tensorflow"),
     ("torch",): ("import intune_callbacks.pretrain.training", "lightning"),
-    ("numba",): ("import dlrm_examples.kernel", "criteo"),
-    ("pyarrow",): ("import dlrm_examples.parquet", "criteo"),
+    ("numba",): ("import dlrm_examples.criteo.kernel", "criteo"),
+    ("pyarrow",): ("import dlrm_examples.criteo.parquet", "criteo"),
     ("zstandard",): (
         "from dlrm_examples.convert import convert; convert(__import__('os').devnull, '.', 'zstd')",
         "criteo",

@@ -15,9 +15,9 @@ from intune_callbacks.errors import ConfigError
 
 pytest.importorskip("yaml")
 
-from recipes import outcome, runner
+from recipes import runner
 from recipes.config import Config, Model, Resolved, Trainer, load
-from recipes.room import check_room, tables_bytes
+from recipes.memory_check import check_memory, tables_bytes
 
 FILES = Path(recipes.__file__).parent.rglob("*.yaml")
 NAMES = sorted(file.relative_to(recipes.CONFIGS).with_suffix("").as_posix() for file in FILES)
@@ -99,10 +99,10 @@ def test_the_largest_runs_in_keras(run) -> None:
 
 
 def test_names_of_tables() -> None:
-    tables = outcome.table_rows(Config(model=Model(tables="criteo-1tb-40m", max_table_rows=2**31 - 1)))
+    tables = Model(tables="criteo-1tb-40m", max_table_rows=2**31 - 1).table_rows
     assert sum(tables) == 204_184_588
-    assert max(outcome.table_rows(Config(model=Model(tables="criteo-1tb-40m", max_table_rows=70)))) == 70
-    assert outcome.table_rows(Config())[:2] == (14_600, 5_830)
+    assert max(Model(tables="criteo-1tb-40m", max_table_rows=70).table_rows) == 70
+    assert Model().table_rows[:2] == (14_600, 5_830)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,11 @@ def test_the_header_tells_the_memory(name: str, gib: float) -> None:
     assert f"memory      {gib} GiB" in recipes.source(name).read_text()
     assert tables_bytes(config) / 2**30 == pytest.approx(gib, abs=0.05)
     with pytest.raises(ConfigError, match=rf"take {gib} GiB, and this machine has 1\.0 GiB") as caught:
-        check_room(config, 1 << 30)
+        check_memory(config, 1 << 30)
     cap = str(caught.value).partition("give ")[2].partition(" ")[0]
-    check_room(resolved(name, cap).config, 1 << 30)
-    check_room(config, int(gib * 1.3 * 2**30))
-    check_room(Config(trainer=Trainer(strategy="hybrid"), model=config.model), 1 << 30)
+    check_memory(resolved(name, cap).config, 1 << 30)
+    check_memory(config, int(gib * 1.3 * 2**30))
+    check_memory(Config(trainer=Trainer(strategy="hybrid"), model=config.model), 1 << 30)
 
 
 def test_a_model_too_large_is_refused_before_it_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_a_model_too_large_is_refused_before_it_is_made(tmp_path: Path, capsys: 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("hybrid")])
 def test_the_schedule_reaches_the_optimizer(name: str) -> None:
     config = resolved(name, "trainer.warmup_steps=4", "trainer.decay_start_step=6", "trainer.decay_steps=2").config
-    assert [round(outcome.schedule(config).rate(step, 1.0), 3) for step in range(8)] == [
+    assert [round(config.trainer.schedule.rate(step, 1.0), 3) for step in range(8)] == [
         *(0.25, 0.5, 0.75, 0.75, 0.75),
         *(1.0, 0.25, 0.25),
     ]
@@ -152,5 +152,5 @@ def test_warm_up_and_decay_under_lightning(tmp_path: Path, monkeypatch: pytest.M
     words = ("trainer.warmup_steps=4", "trainer.decay_start_step=6", "trainer.decay_steps=10")
     config = resolved("dlrm-lightning", *SMALL, *words, f"run_dir={tmp_path}/runs/small").config
     report = runner.train(config, "off", "test").report
-    assert rates == pytest.approx([outcome.schedule(config).rate(k, 0.3) for k in range(20)])
+    assert rates == pytest.approx([config.trainer.schedule.rate(k, 0.3) for k in range(20)])
     assert math.isfinite(report["test"]["log_loss"])

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("yaml")
 
 import recipes
+from dlrm_examples.criteo.tsv import BadRow
 from dlrm_examples.generate import generate
-from dlrm_examples.tsv import BadRow
 from intune_callbacks.errors import ConfigError
 from recipes import runner
 from recipes.config import load

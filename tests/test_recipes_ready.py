@@ -15,7 +15,7 @@ import recipes
 from dlrm_examples.generate import generate
 from intune_callbacks import cli
 from intune_callbacks.errors import BadData, ConfigError
-from recipes import outcome, ready, runner
+from recipes import ready, results, runner
 from recipes.config import Config, load
 
 
@@ -112,5 +112,5 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_no_auc_is_null() -> None:
-    found = outcome.tested({"auc": float("nan"), "accuracy": 1.0, "loss": 0.1, "rows": 3.0})
+    found = results.tested({"auc": float("nan"), "accuracy": 1.0, "loss": 0.1, "rows": 3.0})
     assert json.loads(json.dumps(found, allow_nan=False))["auc"] is None

@@ -1,0 +1,168 @@
+"""Criteo files of any format, told from their names: ``.gz``, ``.zst``, ``.parquet``, anything else plain TSV.
+
+parquet.py needs pyarrow and is imported only when there is a file for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_examples.criteo.blocks import (
+    BlockRef,
+    Content,
+    RowGroup,
+    RowGroupRef,
+    Split,
+    block_order,
+    read_block,
+    row_offsets,
+    scan_blocks,
+)
+from dlrm_examples.criteo.compressed import Cursor, FrameRef, PieceRef, compression, read_frames, scan_compressed
+from dlrm_examples.criteo.parse import parse_block
+from dlrm_examples.criteo.tsv import Block, Rows, Select
+
+__all__ = [
+    "Reader",
+    "Ref",
+    "count_rows",
+    "epoch_order",
+    "is_parquet",
+    "packed",
+    "parse",
+    "parse_selected",
+    "scan",
+    "unpacked",
+]
+
+
+Ref = BlockRef | PieceRef | FrameRef | RowGroupRef
+
+
+def is_parquet(path: str) -> bool:
+    """Tell whether a file is Parquet, from its name."""
+    return path.lower().endswith((".parquet", ".pq"))
+
+
+def scan(paths: Iterable[str | os.PathLike[str]], block_bytes: int) -> list[Ref]:
+    """Cut files into what is read at once: `block_bytes` bytes of the file, or a row group.
+
+    Raises:
+        ConfigError: a Parquet file is none, or has other columns.
+        MissingPackage: what reads this format is not installed.
+    """
+    refs: list[Ref] = []
+    for path in (os.fspath(path) for path in paths):
+        if is_parquet(path):
+            from dlrm_examples.criteo.parquet import scan_parquet
+
+            refs += scan_parquet(path)
+        else:
+            refs += scan_compressed(path, block_bytes) if compression(path) else scan_blocks([path], block_bytes)
+    return refs
+
+
+class Reader:
+    """Reads references; one instance per pipeline, for any number of threads."""
+
+    def __init__(self) -> None:
+        self._cursors: dict[str, Cursor] = {}
+
+    def __reduce__(self) -> tuple[type[Reader], tuple[()]]:
+        # A copy in another process begins its compressed files anew.
+        return Reader, ()
+
+    def __call__(self, ref: Ref) -> Content:
+        """Return the lines, or the row group, that `ref` stands for."""
+        if isinstance(ref, BlockRef):
+            return read_block(ref)
+        if isinstance(ref, FrameRef):
+            return read_frames(ref)
+        if isinstance(ref, PieceRef):
+            # Of two threads that come first, one cursor stays.
+            return self._cursors.setdefault(ref.path, Cursor(ref.path)).read(ref)
+        from dlrm_examples.criteo.parquet import read_row_group
+
+        return read_row_group(ref)
+
+
+def parse(
+    content: Content, table_rows: Sequence[int], *, on_bad_row: str, split: Split, kernel: str | None = None
+) -> Rows:
+    """Parse those rows that belong to the split.
+
+    Args:
+        content: what a `Reader` returned.
+        table_rows, on_bad_row, kernel: as for `parse.parse_block`.
+        split: which rows.
+    """
+    select = (lambda offsets: split.select(content.path, offsets)) if split.test_fraction else None
+    return parse_selected(content, table_rows, on_bad_row=on_bad_row, select=select, kernel=kernel)
+
+
+def parse_selected(
+    content: Content,
+    table_rows: Sequence[int],
+    *,
+    on_bad_row: str = "error",
+    select: Select | None = None,
+    kernel: str | None = None,
+) -> Rows:
+    """Parse those rows that `select` chooses, and do little with the others.
+
+    Args:
+        content: what a `Reader` returned.
+        table_rows, on_bad_row, kernel: as for `parse.parse_block`.
+        select: the rows' offsets, as of `row_offsets` -> which of them to parse [n] bool; all by default.
+    """
+    if isinstance(content, Block):
+        return parse_block(content, table_rows, on_bad_row=on_bad_row, select=select, kernel=kernel)
+    from dlrm_examples.criteo.parquet import parse_row_group
+
+    return parse_row_group(content, table_rows, on_bad_row, select)
+
+
+def packed(content: Content) -> tuple[int, bytes]:
+    """Return a number and bytes that stand for `content`, for frameworks that pass nothing else between stages."""
+    if isinstance(content, Block):
+        return content.offset, content.data
+    from dlrm_examples.criteo.parquet import to_bytes
+
+    return content.ref.first_row, to_bytes(content)
+
+
+def unpacked(ref: Ref, offset: int, data: bytes) -> Content:
+    """Return what was `packed`, read from `ref`."""
+    if isinstance(ref, BlockRef | PieceRef | FrameRef):
+        return Block(ref.path, offset, data)
+    from dlrm_examples.criteo.parquet import from_bytes
+
+    return from_bytes(ref, data)
+
+
+def epoch_order(refs: Sequence[Ref], *, shuffle: bool, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return the order in which to read the references, [n]: all mixed, but the pieces of one stream in their order."""
+    if not shuffle:
+        return np.arange(len(refs))
+    order = block_order(len(refs), seed, epoch)
+    numbers: dict[str, int] = {}
+    streams = [numbers.setdefault(ref.path, len(numbers)) if isinstance(ref, PieceRef) else -1 for ref in refs]
+    shuffled = np.array(streams, np.int64)[order]
+    for number in numbers.values():
+        places = np.flatnonzero(shuffled == number)
+        order[places] = np.sort(order[places])
+    return order
+
+
+def count_rows(refs: Sequence[Ref], split: Split) -> int:
+    """Return how many rows of the split the references hold; text is read once, without parsing it."""
+    read, rows = Reader(), 0
+    for ref in refs:
+        # The footer of a Parquet file has told how many rows there are.
+        content = RowGroup(ref, None) if isinstance(ref, RowGroupRef) else read(ref)
+        rows += int(split.select(ref.path, row_offsets(content)).sum())
+    return rows
