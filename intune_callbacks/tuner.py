@@ -9,19 +9,19 @@ from typing import Any
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.errors import warn
-from intune_callbacks.guard.guard import Guard, Ruling
-from intune_callbacks.guard.net import Net, Return
+from intune_callbacks.guard.arbiter import changes, movable, resolve
+from intune_callbacks.guard.guard import Guard
+from intune_callbacks.guard.net import Net
 from intune_callbacks.measure.freed import LARGE_BYTES, Freed
 from intune_callbacks.measure.pace import Pace
 from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.steady import NO_ROUND, round_of
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.measure.window import Window
-from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.record.before_after import BeforeAfter, Mark
 from intune_callbacks.record.history import Decision, History
 from intune_callbacks.record.report import Memory, Report, StageRow
-from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Proposal, Resources, Stage
+from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Resources, Stage
 
 __all__ = ["Tuner"]
 
@@ -262,48 +262,20 @@ class Tuner:
         return self._probe.read() if self._freed.give_back(now=seen.memory_used_bytes > limit) else seen
 
     def _decide(self, observation: Observation) -> Decision:
-        before = observation.allocation
-        if self.config.mode == "observe":
+        before, mode = observation.allocation, self.config.mode
+        if mode == "observe":
             return Decision(observation, before, before, reason="observing")
-        alarm, back = self._guard.alarm(observation), None
-        vetoes: tuple[str, ...] = ()
-        settled = False
-        if alarm is not None:
-            proposed, reason, ruling = _changes(alarm.allocation, before), alarm.vetoes[0], alarm
-        elif self.config.mode == "tune" and (back := self._net.back()) is not None:
-            proposed, reason = _changes(back.allocation, before), back.reason
-            # No plan of the guard forbids what has run already; its alarm comes first.
-            self._guard.watch(observation)
-            ruling = Ruling(back.allocation)
-            self._tell(back)
-        elif self.config.mode == "tune" and (alarm := self._guard.again(observation, self._net.permit.own)) is not None:
-            proposed, reason, ruling = _changes(alarm.allocation, before), alarm.vetoes[0], alarm
-        elif short := self._net.permit.why_too_short(observation):
-            return Decision(observation, before, before, reason=f"only measuring: {short}")
-        else:
-            proposal = self.policy.decide(replace(observation, stages=_movable(observation.stages)))
-            if (again := self._net.again()) is not None:
-                proposal = Proposal(*again)
-            reason, settled = proposal.reason, proposal.settled
-            wanted = clamp(proposal.allocation, _movable(observation.stages))
-            proposed = _changes(wanted, before)
-            permitted, why = self._net.permit.grant(proposed, observation)
-            vetoes = (why,) if why else ()
-            if not permitted:
-                self._note(settled or bool(proposed))
-                return Decision(observation, before, before, proposed, {}, reason, vetoes, settled=settled)
-            ruling = self._guard.check(permitted, observation)
-        granted = _changes(ruling.allocation, before)
-        vetoes += ruling.vetoes
-        decision = Decision(observation, before, before, proposed, granted, reason, vetoes, settled=settled)
-        if self.config.mode == "advise" or not granted:
-            self._note(settled)
+        found = resolve(observation, self.policy, self._guard, self._net, tune=mode == "tune")
+        told = (found.proposed, found.granted, found.reason, found.vetoes)
+        decision = Decision(observation, before, before, *told, settled=found.settled)
+        if mode == "advise" or not found.granted:
+            self._note(found.holds)
             return decision
-        after, resize_s = self._resize(granted, before)
-        decision = replace(decision, vetoes=(*vetoes, *self._not_in_force()))
-        if alarm is not None or (back is not None and after != back.allocation):
+        after, resize_s = self._resize(found.granted, before)
+        decision = replace(decision, vetoes=(*found.vetoes, *self._not_in_force()))
+        if found.alarm or (found.back is not None and after != found.back.allocation):
             self._net.forget()  # the best of before is not to be had any more
-        if alarm is not None and hasattr(self._pipeline, "trim"):
+        if found.alarm and hasattr(self._pipeline, "trim"):
             self._pipeline.trim()
         return replace(decision, after=after, applied=after != before, resize_s=resize_s)
 
@@ -312,15 +284,9 @@ class Tuner:
         why_not = getattr(self._pipeline, "why_not", "")
         return (f"not all of it is in force: {why_not}",) if why_not else ()
 
-    def _tell(self, back: Return) -> None:
-        """Let the policy know; one of the user's own need not want to."""
-        learn = getattr(self.policy, "taken_back", None)
-        if learn is not None:
-            learn(back.failed, back.ratio)
-
-    def _resize(self, changes: Allocation, before: Allocation) -> tuple[Allocation, float]:
+    def _resize(self, granted: Allocation, before: Allocation) -> tuple[Allocation, float]:
         begin_s = self._clock.wall()
-        applied = self._pipeline.resize(changes)
+        applied = self._pipeline.resize(granted)
         resize_s = self._clock.wall() - begin_s
         after = before | {name: value for name, value in applied.items() if name in before}
         if after != before:
@@ -334,14 +300,14 @@ class Tuner:
         wanted = dict(self._carried)
         if self._before_after.changes:
             wanted |= {stage.name: stage.current for stage in self._stages}
-        stages = _movable(self._read_stages())
+        stages = movable(self._read_stages())
         self._net.begin(stages)
         if not wanted or self.config.mode != "tune":
             return
         now = Observation(0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, stages, {}, self._probe.read())
-        changes = _changes(self._guard.check(wanted, now).allocation, now.allocation)
-        if changes:
-            self._net.changed(now.allocation | self._pipeline.resize(changes))
+        missing = changes(self._guard.check(wanted, now).allocation, now.allocation)
+        if missing:
+            self._net.changed(now.allocation | self._pipeline.resize(missing))
             self._read_stages()
 
     def _read_stages(self) -> tuple[Stage, ...]:
@@ -364,12 +330,3 @@ class Tuner:
     def _freeze(self, error: Exception) -> None:
         self.frozen = f"{type(error).__name__}: {error}"
         warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
-
-
-def _movable(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """Return the stages with what is the user's to change held where it is."""
-    return tuple(replace(s, low=s.current, high=s.current) if s.when == "user" else s for s in stages)
-
-
-def _changes(wanted: Mapping[str, int], now: Mapping[str, int]) -> Allocation:
-    return {name: value for name, value in wanted.items() if now.get(name) != value}

@@ -1,0 +1,97 @@
+"""Whose word counts at a decision: the guard's alarm, the net's way back, then the policy as far as both let it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from intune_callbacks.guard.guard import Guard, Ruling
+from intune_callbacks.guard.net import Net, Return
+from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.types import Allocation, Observation, Policy, Proposal, Stage
+
+__all__ = ["Resolution", "changes", "movable", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What is to be done, and on whose word.
+
+    Args:
+        proposed: the changes that were wanted.
+        granted: what is left of them.
+        reason: why, in one sentence.
+        vetoes: what was refused, and why.
+        settled: True while the policy holds what it found.
+        holds: True where nothing more is to come: it is settled, or what it wants may not be tried.
+        alarm: True where the guard asked for it.
+        back: where the net goes back to, if it does.
+    """
+
+    proposed: Allocation = field(default_factory=dict)
+    granted: Allocation = field(default_factory=dict)
+    reason: str = ""
+    vetoes: tuple[str, ...] = ()
+    settled: bool = False
+    holds: bool = False
+    alarm: bool = False
+    back: Return | None = None
+
+
+def resolve(seen: Observation, policy: Policy, guard: Guard, net: Net, *, tune: bool) -> Resolution:
+    """Return what is to be done after a window.
+
+    Args:
+        seen: the window.
+        policy: who proposes.
+        guard: what no allocation may pass.
+        net: what may be tried, and what is gone back to.
+        tune: False where nothing is going to be changed.
+    """
+    now = seen.allocation
+    if (alarm := guard.alarm(seen)) is not None:
+        return _alarmed(alarm, now)
+    if tune and (back := net.back()) is not None:
+        # No plan of the guard forbids what has run already; its alarm comes first.
+        guard.watch(seen)
+        _tell(policy, back)
+        changed = changes(back.allocation, now)
+        return Resolution(changed, changed, back.reason, back=back)
+    if tune and (alarm := guard.again(seen, net.permit.own)) is not None:
+        return _alarmed(alarm, now)
+    if short := net.permit.why_too_short(seen):
+        return Resolution(reason=f"only measuring: {short}")
+    proposal = policy.decide(replace(seen, stages=movable(seen.stages)))
+    if (again := net.again()) is not None:
+        proposal = Proposal(*again)
+    settled = proposal.settled
+    proposed = changes(clamp(proposal.allocation, movable(seen.stages)), now)
+    permitted, why = net.permit.grant(proposed, seen)
+    vetoes = (why,) if why else ()
+    if not permitted:
+        return Resolution(proposed, {}, proposal.reason, vetoes, settled, holds=settled or bool(proposed))
+    ruling = guard.check(permitted, seen)
+    granted = changes(ruling.allocation, now)
+    return Resolution(proposed, granted, proposal.reason, (*vetoes, *ruling.vetoes), settled, holds=settled)
+
+
+def movable(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Return the stages with what is the user's to change held where it is."""
+    return tuple(replace(s, low=s.current, high=s.current) if s.when == "user" else s for s in stages)
+
+
+def changes(wanted: Mapping[str, int], now: Mapping[str, int]) -> Allocation:
+    """Return the part of `wanted` that is not in force `now`."""
+    return {name: value for name, value in wanted.items() if now.get(name) != value}
+
+
+def _alarmed(alarm: Ruling, now: Allocation) -> Resolution:
+    changed = changes(alarm.allocation, now)
+    return Resolution(changed, changed, alarm.vetoes[0], alarm.vetoes, alarm=True)
+
+
+def _tell(policy: Policy, back: Return) -> None:
+    """Let the policy know; one of the user's own need not want to."""
+    learn = getattr(policy, "taken_back", None)
+    if learn is not None:
+        learn(back.failed, back.ratio)
