@@ -22,6 +22,7 @@ from keras_runs import EAGER, ROWS, make_model, rows
 
 from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.pipelines import tf_build
+from intune_callbacks.session import keras_fit
 
 EPOCHS = 4
 pytestmark = [
@@ -80,8 +81,9 @@ def seen(*callbacks: Any, **options: Any) -> list[list[float]]:
 
 
 def test_a_fit_goes_on_while_the_operations_are_compiled_and_is_tuned_from_the_next_epoch_on(
-    compiler: Compiler, capfd: pytest.CaptureFixture[str]
+    compiler: Compiler, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(keras_fit, "COMPILE_AFTER_S", 0.0)
     stock, callback = seen(), InTuneCallback(**EAGER)
     assert seen(callback, Leave(compiler)) == stock
     report = callback.report
@@ -92,10 +94,20 @@ def test_a_fit_goes_on_while_the_operations_are_compiled_and_is_tuned_from_the_n
     assert "are live" in report["pipeline"]
 
 
-def test_a_fit_shorter_than_the_compiler_is_left_as_it_is(compiler: Compiler) -> None:
-    stock, callback = seen(), InTuneCallback(**EAGER)
-    assert seen(callback) == stock
-    assert not tf_build.library_path().exists()
+class Noting(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    """Sees whether anybody compiles during the fit."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.begun = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.begun |= tf_build.library_path().with_suffix(".lock").exists()
+
+
+def test_a_short_fit_is_left_as_it_is_and_the_compiler_begins_at_its_end(compiler: Compiler) -> None:
+    stock, callback, noting = seen(), InTuneCallback(**EAGER), Noting()
+    assert seen(callback, noting) == stock
+    assert not noting.begun and not tf_build.library_path().exists()
     assert callback.report["stages"] == [] and "intune build-tf" in callback.report["next"]
     compiler.finish()
     again = InTuneCallback(**EAGER)
@@ -103,7 +115,8 @@ def test_a_fit_shorter_than_the_compiler_is_left_as_it_is(compiler: Compiler) ->
     assert again.report["stages"]
 
 
-def test_one_iterator_for_all_epochs_stays_the_users_own(compiler: Compiler) -> None:
+def test_one_iterator_for_all_epochs_stays_the_users_own(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras_fit, "COMPILE_AFTER_S", 0.0)
     many = {"steps_per_epoch": ROWS // 4}
     stock, callback = seen(**many), InTuneCallback(**EAGER)
     assert seen(callback, Leave(compiler), **many) == stock

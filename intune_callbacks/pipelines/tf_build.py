@@ -23,7 +23,7 @@ from pathlib import Path
 
 from intune_callbacks.errors import BuildFailed, MissingPackage
 
-__all__ = ["available", "begin", "build", "cache_folder", "library_path"]
+__all__ = ["available", "begin", "build", "cache_folder", "check", "library_path"]
 
 SOURCES = Path(__file__).parent / "native"
 LOCK_WAIT_S, COMPILE_WAIT_S, POLL_S = 600.0, 900.0, 0.2
@@ -95,20 +95,16 @@ def build(force: bool = False) -> Path:
     return path
 
 
-def begin() -> None:
-    """Begin to compile in a process of its own that outlives this one, and return at once.
-
-    It takes idle CPU time only, and is the first to go where memory is short (g++ takes some 900 MB for ten seconds).
-    A failure is remembered beside the library until `build` is called.
+def check() -> None:
+    """See whether `begin` would have what it needs.
 
     Raises:
         BuildFailed: there is no compiler, the folder cannot be written, or it has failed before.
         MissingPackage: TensorFlow is not installed.
     """
-    path = library_path()
+    path, (version, _) = library_path(), _tensorflow()
     if (failed := _failed(path)).exists():
         raise BuildFailed(f"{failed.read_text(encoding='utf-8')}\n`intune build-tf` tries again")
-    version, flags = _tensorflow()
     _compiler_for(version, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,6 +112,20 @@ def begin() -> None:
         raise BuildFailed(f"cannot write to {path.parent}: {error}; name another folder in INTUNE_CACHE") from error
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise BuildFailed(f"cannot write to {path.parent}; name another folder in INTUNE_CACHE")
+
+
+def begin() -> None:
+    """Begin to compile in a process of its own that outlives this one, and return at once.
+
+    It takes idle CPU time only, and is the first to go where memory is short (g++ takes some 900 MB for ten seconds).
+    A failure is remembered beside the library until `build` is called.
+
+    Raises:
+        BuildFailed: as for `check`.
+        MissingPackage: TensorFlow is not installed.
+    """
+    check()
+    path, (version, flags) = library_path(), _tensorflow()
     print(f"intune: compiling the tf.data operations for TensorFlow {version} beside this training", file=sys.stderr)
     # A shell between the two, that ends at once: nobody has to wait for the compiler's end.
     subprocess.run(

@@ -43,6 +43,20 @@ class Rewritten:
     notes: tuple[str, ...]
     hints: tuple[Hint, ...] = ()
 
+    def build(self, live: bool) -> Any:
+        """Return what is to be iterated; `live` as for `rewrite`."""
+        options = tf.data.Options()
+        # All other options of the user are inside the graph; this one is read in Python, when an iterator is saved.
+        policy = self.graph.dataset.options().experimental_external_state_policy
+        if policy is not None:
+            options.experimental_external_state_policy = policy
+        # Where it was wanted the graph has one of its own, inside of our last operation.
+        options.experimental_optimization.inject_prefetch = False
+        if live:
+            # tf.data keeps the numbers in a model that it makes only for its own tuner, which has nothing left to tune.
+            options.autotune.enabled = True
+        return self.graph.build().with_options(options)
+
 
 def rewrite(dataset: Any, pipeline: str, *, live: bool, cpus: int = 2) -> Rewritten:
     """Return the graph of a dataset with its stages in reach.

@@ -24,7 +24,7 @@ from intune_callbacks.pipelines.base import clamp, cpus_allowed
 from intune_callbacks.pipelines.tf_graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import Native, load
-from intune_callbacks.pipelines.tf_rewrite import Rewritten, rewrite
+from intune_callbacks.pipelines.tf_rewrite import rewrite
 from intune_callbacks.pipelines.tf_stage import GraphStage
 from intune_callbacks.pipelines.tf_stats import SinkReading, StageCourse, StageReading
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
@@ -37,8 +37,8 @@ UNBOUNDED = 4096
 """Workers where the user wants as many threads as there are calls."""
 LOOK_AGAIN_S = 0.5
 LATER = (
-    "the tf.data operations are being compiled beside this training, which goes on with the pipeline as it is and is "
-    "tuned from its next epoch, or the next fit, on; `intune build-tf` compiles ahead"
+    "the tf.data operations are compiled beside this training, which goes on with the pipeline as it is and is tuned "
+    "from a later epoch, or the next fit, on; `intune build-tf` compiles ahead"
 )
 
 
@@ -51,7 +51,7 @@ class DatasetPipeline:
         clock: wall and CPU clock.
         max_workers: upper limit of each stage.
         live: False only counts and times; every number stays as the user, or tf.data's own tuner, sets it.
-        wait: compile our operations now where that has not been done; False does it beside the training, see `late`.
+        wait: compile our operations now where that has not been done; False leaves it to `compile` and `late`.
 
     Attributes:
         dataset: what to iterate in place of the user's; the user's own when nothing could be done.
@@ -72,7 +72,7 @@ class DatasetPipeline:
         self._clock, self._live, self._high = clock, live, max_workers or MAX_WORKERS
         self._key = f"{os.getpid()}/{uuid.uuid4().hex}"
         self._native: Native | None = None
-        self._awaited = False
+        self._awaited = self._must_begin = False
         self._stages: tuple[GraphStage, ...] = ()
         self._workers: dict[str, int] = {}
         self._window: dict[str, int] = {}
@@ -93,6 +93,12 @@ class DatasetPipeline:
     def adopt(self, iterator: Any) -> Any:
         """Return the iterator as it is: one made from `dataset` is live, one of the user's dataset stays as it is."""
         return iterator
+
+    def compile(self) -> None:
+        """Begin to compile our operations beside the training, if that is still to be done."""
+        if self._must_begin:
+            self._must_begin = False
+            tf_build.begin()
 
     def late(self) -> bool:
         """Make the stages live where our operations were compiled meanwhile; return whether `dataset` is another one.
@@ -145,8 +151,8 @@ class DatasetPipeline:
             if wait or is_compiled():
                 return self._install(load())
             self.hints = hints_of(DatasetGraph(self._stock))
-            tf_build.begin()
-            self._awaited = True
+            tf_build.check()
+            self._awaited = self._must_begin = True
             return LATER
         except CannotRewrite as error:
             return str(error)
@@ -159,7 +165,7 @@ class DatasetPipeline:
 
     def _install(self, native: Native) -> str:
         rewritten = rewrite(self._stock, self._key, live=self._live, cpus=min(16, cpus_allowed()))
-        self.dataset = _with_options(rewritten, self._live)
+        self.dataset = rewritten.build(self._live)
         self.hints = rewritten.hints
         self._native, self._stages = native, rewritten.stages
         for stage in self._stages:
@@ -280,20 +286,6 @@ def _threads_of(dataset: tf.data.Dataset) -> int:
     """Return how many threads of TensorFlow's compute the dataset's functions."""
     own = dataset.options().threading.private_threadpool_size
     return int(own or tf.config.threading.get_inter_op_parallelism_threads() or cpus_allowed())
-
-
-def _with_options(rewritten: Rewritten, live: bool) -> tf.data.Dataset:
-    options = tf.data.Options()
-    # All other options of the user are inside the graph; this one is read in Python, when an iterator is saved.
-    policy = rewritten.graph.dataset.options().experimental_external_state_policy
-    if policy is not None:
-        options.experimental_external_state_policy = policy
-    # Where it was wanted the graph has one of its own, inside of our last operation.
-    options.experimental_optimization.inject_prefetch = False
-    if live:
-        # tf.data keeps the numbers in a model that it makes only for its own tuner, which has nothing left to tune.
-        options.autotune.enabled = True
-    return rewritten.graph.build().with_options(options)
 
 
 def _first_line(error: Exception) -> str:

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # Steps shorter than this share one look at the counters: with cold caches a look costs some 50 us.
 LOOK_EVERY_S = 0.05
+# A fit shorter than this is not to notice the compiler of the tf.data operations: it begins at its end.
+COMPILE_AFTER_S = 10.0
 
 
 class Fit(TunedFit):
@@ -132,6 +134,8 @@ class Fit(TunedFit):
         # The first step compiles the model and starts the pipeline: it is no example of what follows.
         self._timer.resume()
         totals = self._timer.read()
+        if self._sink is not None and totals.wall_s > COMPILE_AFTER_S:
+            self._sink.compile()
         samples = self._timer.samples - self._samples
         self._samples += samples
         exposed_wait_s = None if self._cuda is None else self._cuda.read()
@@ -274,7 +278,8 @@ class Fit(TunedFit):
         if self.data is not None:
             yield self.data.restore
         yield self.pipeline.close
-        if self._sink is not None and self._sink is not self.pipeline:
+        if self._sink is not None:
+            yield self._sink.compile
             yield self._sink.close
 
     def _note(self) -> str | None:
