@@ -158,7 +158,7 @@ def _operations(library: Callable[[], tuple[bool, bool]]) -> Finding:
     if built:
         return Finding(name, "ok", "compiled: every stage's workers and window change while it runs")
     if possible:
-        told = "compiled beside the first fit, which is tuned from its next epoch on"
+        told = "compiled beside the first fit, which is tuned from a later epoch on"
         return Finding(name, "ok", told, "intune build-tf does it now")
     less = "no compiler: a tf.data pipeline is measured and left as it is"
     return Finding(name, "limited", less, "install g++ (Debian, Ubuntu: apt install g++)")
