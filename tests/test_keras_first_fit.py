@@ -123,6 +123,19 @@ def test_one_iterator_for_all_epochs_stays_the_users_own(compiler: Compiler, mon
     assert callback.report["stages"] == []
 
 
+def test_a_compiler_that_cannot_be_started_freezes_nothing(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin() -> None:
+        raise FileNotFoundError("no sh in this container")
+
+    monkeypatch.setattr(keras_fit, "COMPILE_AFTER_S", 0.0)
+    stock, callback = seen(), InTuneCallback(**EAGER)
+    with monkeypatch.context() as broken:
+        broken.setattr(tf_build, "begin", begin)
+        assert seen(callback) == stock
+    assert callback.report["frozen"] is None and "no sh in this container" in callback.report["next"]
+    tf_build.library_path().touch()  # for the fixture, which has nobody to wait for
+
+
 def test_arrays_do_not_call_the_compiler(compiler: Compiler) -> None:
     data = np.zeros((ROWS, 2), np.float32)
     callback = InTuneCallback(**EAGER)

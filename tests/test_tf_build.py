@@ -180,6 +180,19 @@ def test_nobody_waits_for_a_compiler_that_runs_beside(
     assert tf_build.build() == tf_build.library_path()
 
 
+def test_a_cache_named_relative_to_the_training_is_found_from_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INTUNE_CACHE", "cache")
+    makes = 'while [ "$1" != "-o" ]; do shift; done; echo made > "$2"'
+    monkeypatch.setenv("CXX", _script(tmp_path / "compiler", makes))
+    tf_build.begin()
+    _soon(tf_build.library_path())
+    assert (tmp_path / "cache").is_dir()
+
+
 def test_a_compiler_that_failed_beside_is_not_called_again_until_it_is_asked_for(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

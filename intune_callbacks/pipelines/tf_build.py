@@ -129,7 +129,7 @@ def begin() -> None:
     print(f"intune: compiling the tf.data operations for TensorFlow {version} beside this training", file=sys.stderr)
     # A shell between the two, that ends at once: nobody has to wait for the compiler's end.
     subprocess.run(
-        ["sh", "-c", '"$@" &', "sh", sys.executable, "-m", __name__, str(path), version, *flags],
+        ["sh", "-c", '"$@" &', "sh", sys.executable, "-m", __name__, str(path.absolute()), version, *flags],
         cwd=Path(__file__).parents[2],  # where the package is found, installed or not
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -141,15 +141,16 @@ def begin() -> None:
 
 def _beside(path: Path, version: str, flags: list[str]) -> None:
     """What the process of `begin` does."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(19)
+    os.nice(19)
+    with contextlib.suppress(OSError, AttributeError):  # not all containers allow it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     try:
         with _lock(path.with_suffix(".lock")):
             if not path.exists():
                 _compile(path, version, flags)
-    except BuildFailed as error:
+    except (BuildFailed, OSError) as error:
         _failed(path).write_text(str(error), encoding="utf-8")
 
 

@@ -98,7 +98,10 @@ class DatasetPipeline:
         """Begin to compile our operations beside the training, if that is still to be done."""
         if self._must_begin:
             self._must_begin = False
-            tf_build.begin()
+            try:
+                tf_build.begin()
+            except (InTuneError, OSError) as error:
+                self.why = f"the pipeline is left as it is: {_first_line(error)}"
 
     def late(self) -> bool:
         """Make the stages live where our operations were compiled meanwhile; return whether `dataset` is another one.

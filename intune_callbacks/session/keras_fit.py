@@ -192,6 +192,8 @@ class Fit(TunedFit):
             except Exception as error:
                 self.give_up("the end of the fit", error)
         try:
+            if self._sink is not None and self.data is not None and self.data.own:  # known at the end only
+                self.why, self.hints = self._sink.why, self._sink.hints
             self._state = self.state_dict()
             if self.tuner is not None:  # it has not heard of the last steps
                 self.tuner.end(self._timer.read(), self._timer.samples - self._samples)
@@ -230,7 +232,7 @@ class Fit(TunedFit):
                 self._sink = sink
                 data.give_dataset(sink.dataset)
                 if data.own:
-                    self.pipeline, self.why, self.hints = sink, sink.why, sink.hints
+                    self.pipeline = sink
                     self._source = weakref.ref(data.dataset)
         data.time(self._fetches, self._watched)
         if data.on_torch:
@@ -244,10 +246,8 @@ class Fit(TunedFit):
         # What was fetched before is counted in Python, and where every fetch can be, the rest is, too.
         self._from_python = data.in_python
         data.give_dataset(sink.dataset)
-        if data.own:
-            self.why, self.hints = sink.why, sink.hints
-            if self.tuner is not None:
-                self.tuner.rebind(sink)
+        if data.own and self.tuner is not None:
+            self.tuner.rebind(sink)
 
     def _read(self) -> LoopReading:
         """The sink knows best, where there is one: the fetch in Python also holds conversions of the batch."""
