@@ -348,21 +348,25 @@ class Collects:
 
 
 def test_the_collector_may_end_a_stage_in_one_of_its_own_workers() -> None:
+    gone = threading.Event()  # only the first results of a stage are all counted
+
     class Owner:
         def __init__(self) -> None:
-            work = lambda i: time.sleep(0.1) or Collects()  # noqa: E731
+            work = lambda i: gone.wait(8.0) and Collects()  # noqa: E731
             self.stage = ElasticMap(iter(range(10**9)), work, workers=1, window=10**6)
             self.me = self
 
         def __del__(self) -> None:
             self.stage.close()
 
+    gc.collect()  # what other tests left behind is finalized here, and not in the worker
     gc.disable()
     try:
         owner = Owner()
         threads, name = list(owner.stage._threads), owner.stage.name
         assert name == "map"
         del owner
+        gone.set()
         assert eventually(lambda: not any(thread.is_alive() for thread in threads))
     finally:
         gc.enable()
