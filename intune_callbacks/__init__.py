@@ -1,5 +1,7 @@
 """InTune: callbacks that keep the accelerator fed by re-sizing the running input pipeline."""
 
+from typing import TYPE_CHECKING, Any
+
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.errors import ConfigError, InTuneError, MissingPackage, PipelineError, WorkerDied
 from intune_callbacks.types import (
@@ -37,6 +39,18 @@ __all__ = [
     "TunerConfig",
     "WorkerDied",
     "__version__",
+    "live",
 ]
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from intune_callbacks.loop import live
+
+
+def __getattr__(name: str) -> Any:
+    if name == "live":  # the loop and all it needs, only for those who have one
+        from intune_callbacks.loop import live
+
+        return live
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,6 +28,7 @@ PACKAGES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("torchdata",), "torchdata.nodes: workers, windows and depth change while it runs", "lightning"),
     (("pytorch-lightning", "lightning"), "InTuneCallback for a Lightning Trainer", "lightning"),
     (("keras",), "InTuneCallback for model.fit", "keras"),
+    (("transformers",), "InTuneCallback for the Trainer of Hugging Face", "transformers"),
     (("tensorflow", "tensorflow-cpu"), "tf.data", "tensorflow"),
     (("nvidia-ml-py",), "how busy the GPU is", "gpu"),
     (("numba",), "the fast parser of Criteo text in dlrm_examples", "criteo"),

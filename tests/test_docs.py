@@ -17,6 +17,7 @@ from tests.docs_pages import PAGES, ROOT, Block, blocks, text_of, tuned_run
 NEEDS = {
     "intune_callbacks.lightning": ("torch", "pytorch_lightning"),
     "intune_callbacks.keras": ("keras", "tensorflow"),
+    "intune_callbacks.transformers": ("torch", "transformers", "accelerate"),
     "dlrm_examples.hybrid.lightning": ("torch", "pytorch_lightning", "torchrec"),
 }
 OURS = ("intune_callbacks", "dlrm_examples", "recipes", "tests")
@@ -57,6 +58,14 @@ def given(page: str, text: str) -> dict[str, Any]:
         from tests import lightning_runs
 
         return {"model": lightning_runs.make_model(pytorch_lightning), "loader": lightning_runs.shuffled()}
+    if page == "README.md" and "intune_callbacks.transformers" in text:
+        from tests import transformers_runs
+
+        return transformers_runs.given()
+    if page == "README.md" and "import live" in text:
+        from tests import lightning_runs
+
+        return {"step": lambda batch: None, "loader": lightning_runs.shuffled()}
     if page == "README.md" and "intune_callbacks.keras" in text:
         import tensorflow as tf
 

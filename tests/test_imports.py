@@ -37,6 +37,8 @@ LEVELS = {
     "session": 8,
     "lightning": 9,
     "keras": 9,
+    "loop": 9,
+    "transformers": 9,
     "cli": 9,
 }
 # Of the examples, the lower ones first.
@@ -56,6 +58,7 @@ FRAMEWORKS = {
     "lightning": LIGHTNING,
     "keras": {"keras"},
     "tensorflow": {module for module in MODULES if module.startswith("pipelines.tf")},
+    "transformers": {"transformers"},
     "pynvml": {"measure.device"},
     "plotly": {"show.page.html"},
     "jinja2": {"show.page.html"},

@@ -96,3 +96,50 @@ def test_a_rank_that_says_nothing_costs_a_bounded_wait(store: Store) -> None:
 def test_alone_nothing_is_exchanged(store: Store) -> None:
     assert ranks.exchange(report(0.02), 0, 1) is None
     assert not store.values
+
+
+PLACES: dict[str, tuple[dict[str, str], tuple[int, int, int]]] = {
+    "nobody": ({}, (0, 1, 1)),
+    "torchrun, Ray Train": ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (5, 8, 4)),
+    "Open MPI": ({"RANK": "1", "WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (1, 4, 2)),
+    "SLURM": (
+        {"RANK": "6", "WORLD_SIZE": "8", "SLURM_PROCID": "6", "SLURM_TASKS_PER_NODE": "4(x2)"},
+        (6, 8, 4),
+    ),
+    "SLURM, bound": (
+        {
+            "RANK": "6",
+            "WORLD_SIZE": "8",
+            "SLURM_PROCID": "6",
+            "SLURM_TASKS_PER_NODE": "4(x2)",
+            "SLURM_CPU_BIND": "quiet,mask_cpu:0xF",
+        },
+        (6, 8, 1),
+    ),
+    "not numbers": ({"RANK": "x", "WORLD_SIZE": ""}, (0, 1, 1)),
+    "all on this node": ({"RANK": "1", "WORLD_SIZE": "3"}, (1, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_launcher_tells_the_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, expected = PLACES[name]
+    for variable in {key for environment, _ in PLACES.values() for key in environment}:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    for variable, value in told.items():
+        monkeypatch.setenv(variable, value)
+    assert ranks.place() == expected
+
+
+def test_a_process_group_tells_where_no_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(variable, raising=False)
+    group = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 2, get_world_size=lambda: 6
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    gpus = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=gpus))
+    assert ranks.place() == (2, 6, 2)

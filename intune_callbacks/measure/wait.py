@@ -76,13 +76,17 @@ class StepTimer:
         self._pauses = 0
         self._enter(_SEAM if self._is_starting else _WAIT)
 
-    def fetch_end(self, delivered: bool = True) -> None:
+    def fetch_end(self, delivered: bool = True, is_step: bool = True) -> None:
         """The loop has its batch, or learned that there is none.
 
         Args:
             delivered: False when the fetch raised (StopIteration, an error): its wait counts, but no step ended.
+            is_step: False for one more batch of the same step, from another loader.
         """
         self._pauses = 0
+        if not is_step:
+            self._enter(_SEAM if self._is_starting else _MODEL)
+            return
         # A fetch whose begin was missed (the timer came late) has no wait to count: it starts the measurement.
         self._batches += delivered
         self._enter(_MODEL if self._batches else _SEAM)

@@ -54,6 +54,7 @@ def find(
     max_workers: int | None = None,
     workers_kind: str | None = None,
     live: bool = True,
+    wait: bool = True,
 ) -> Found:
     """Return the pipeline behind a loader.
 
@@ -77,7 +78,7 @@ def find(
         return _data_loader(loader, clock, max_workers, workers_kind, live)
     if "tensorflow" in sys.modules and hasattr(sys.modules["tensorflow"], "data"):
         if _is(loader, "tensorflow", "data.Dataset"):
-            return _dataset(loader, clock, max_workers, live)
+            return _dataset(loader, clock, max_workers, live, wait)
         if _is(loader, "tensorflow", "distribute.DistributedDataset"):
             return Found(
                 None,
@@ -95,11 +96,11 @@ def _is(value: object, module: str, name: str) -> bool:
     return isinstance(value, operator.attrgetter(name)(sys.modules[module]))
 
 
-def _dataset(dataset: Any, clock: Clock, max_workers: int | None, live: bool) -> Found:
+def _dataset(dataset: Any, clock: Clock, max_workers: int | None, live: bool, wait: bool) -> Found:
     from intune_callbacks.pipelines.tfdata import DatasetPipeline
 
-    pipeline = DatasetPipeline(dataset, clock=clock, max_workers=max_workers, live=live)
-    return Found(pipeline if pipeline.stages() else None, pipeline.why, pipeline.hints)
+    pipeline = DatasetPipeline(dataset, clock=clock, max_workers=max_workers, live=live, wait=wait)
+    return Found(pipeline if pipeline.stages() or not wait else None, pipeline.why, pipeline.hints)
 
 
 def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) -> Found:

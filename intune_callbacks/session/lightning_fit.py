@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -212,6 +213,6 @@ def _length(trainer: Any, steps: int) -> tuple[int | None, int | None]:
 
 
 def _local_ranks(trainer: Any) -> int:
-    """Return how many ranks share this node's CPUs (LOCAL_WORLD_SIZE is not set by Lightning)."""
-    devices = getattr(trainer, "num_devices", 1)
-    return devices if isinstance(devices, int) and devices > 0 else 1
+    """Return how many ranks share this node's CPUs: Lightning's devices, or in each of Ray Train's workers, theirs."""
+    devices, told = getattr(trainer, "num_devices", 1), os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, devices if isinstance(devices, int) else 1, int(told) if told.isdigit() else 1)

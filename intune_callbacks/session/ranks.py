@@ -6,6 +6,7 @@ import datetime
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -14,7 +15,7 @@ from typing import Any
 from intune_callbacks.record.report import Report
 from intune_callbacks.words import amount, quantity
 
-__all__ = ["compare", "exchange", "place"]
+__all__ = ["compare", "exchange", "local_ranks", "place"]
 
 WAIT_S = 5.0
 NOTABLE_FRAC = 0.05
@@ -92,11 +93,42 @@ def compare(ranks: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
 
 
 def place() -> tuple[int, int, int]:
-    """Return (rank, world, local ranks) as torchrun sets them, or JAX knows them."""
+    """Return (rank, world, ranks that share this node's CPUs): as JAX, the launcher or torch's process group tells."""
     jax = sys.modules.get("jax")
     joined = getattr(getattr(jax, "distributed", None), "is_initialized", None)
     if jax is not None and joined is not None and joined():
         return jax.process_index(), jax.process_count(), 1
-    numbers = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
-    rank, world, local = (int(number) if number.isdigit() else None for number in numbers)
-    return rank or 0, world or 1, local or 1
+    rank, world = _told("RANK"), _told("WORLD_SIZE")
+    distributed = sys.modules.get("torch.distributed")
+    if world is None and distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+    return rank or 0, world or 1, local_ranks(world or 1)
+
+
+def local_ranks(world: int) -> int:
+    """Return how many ranks share the CPUs this process may use: torchrun, Ray Train, Open MPI and MPICH tell it.
+
+    Under SLURM a task that is bound to CPUs sees only its own. Where nobody tells, all ranks are on this node, or as
+    many as it has GPUs.
+
+    Args:
+        world: ranks that train together.
+    """
+    if world == 1:
+        return 1
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        told = _told(name)
+        if told:
+            return told
+    if "SLURM_PROCID" in os.environ:
+        is_bound = "mask_cpu" in os.environ.get("SLURM_CPU_BIND", "")  # https://slurm.schedmd.com/srun.html
+        return 1 if is_bound else _told("SLURM_TASKS_PER_NODE") or world
+    torch = sys.modules.get("torch")
+    gpus = torch.cuda.device_count() if torch is not None and torch.cuda.is_available() else 0
+    return min(world, gpus or world)
+
+
+def _told(variable: str) -> int | None:
+    """Return the number an environment variable begins with, as in SLURM's ``4(x2)``."""
+    found = re.match(r"\d+", os.environ.get(variable, ""))
+    return int(found[0]) if found else None

@@ -1,0 +1,134 @@
+"""Tuning for a training loop of your own: ``for batch in live(loader):``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
+from intune_callbacks.errors import ConfigError
+from intune_callbacks.session.arguments import BaseCallback
+from intune_callbacks.session.loop_fit import Fit
+
+__all__ = ["Live", "live"]
+
+_OWN = ("_loader", "_place", "_fit", "_end")
+
+
+def live(loader: Any, *more: Any, **arguments: Any) -> Any:
+    """Return the loader, measured and tuned while a loop iterates over it.
+
+    Examples:
+        >>> for batch in live(loader):
+        ...     step(batch)
+
+    Args:
+        loader: a DataLoader, ``torchdata.nodes.Loader`` or ``tf.data.Dataset``; what ``accelerator.prepare`` returned,
+            if you use that. Anything else that can be iterated over is measured, and the report says why no more.
+        more: further loaders that the same steps draw from; they are tuned together.
+        arguments: those of `InTuneCallback`: ``mode``, ``run_dir``, ``warm_start`` and so on.
+
+    Returns:
+        A `Live`, which stands for the loader; with `more`, a tuple of them in the order given.
+
+    Raises:
+        ConfigError: with all wrong arguments at once; or settings were given for a loader that is live already.
+        TypeError: an argument `InTuneCallback` does not have.
+    """
+    given = (loader, *more)
+    if any(type(one) is Live for one in given):
+        if len(given) > 1 or arguments:
+            problem = f"loader={loader!r}: it is live already; expected the loader that was given to live() the first time"
+            raise ConfigError([problem])
+        return loader
+    settings = BaseCallback(**arguments).settings
+    fit = None if settings.config.mode == "off" else Fit(settings, given)
+    made = tuple(Live(one, fit, place) for place, one in enumerate(given))
+    return made if more else made[0]
+
+
+class Live:
+    """A loader under tuning: whatever is asked of it, but to iterate, the loader answers.
+
+    A step ends when the next batch is asked for. The report is made by `close`, at the end of a ``with`` block, or when
+    nothing refers to the loader any more: behind the last batch of ``for batch in live(loader)``. From then on it
+    iterates as the loader itself does. It is copied and pickled as that loader.
+
+    Args:
+        loader: the user's.
+        fit: what is shared by the loaders of one loop; None leaves everything as it is.
+        place: of the loader among those; the first one's batches are the steps.
+    """
+
+    def __init__(self, loader: Any, fit: Fit | None, place: int = 0) -> None:
+        own = {"_loader": loader, "_place": place, "_fit": fit}
+        vars(self).update(own)
+        vars(self)["_end"] = None if fit is None else weakref.finalize(self, fit.abandoned, place)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._fit is None or self._fit.is_closed:
+            return iter(self._loader)
+        return self._fit.iterate(self._place, self)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __bool__(self) -> bool:
+        return bool(self._loader)
+
+    def __repr__(self) -> str:
+        return f"live({self._loader!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # not there yet: a copy is being made
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._loader, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._loader, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self._loader,)
+
+    @property
+    def __class__(self) -> type:
+        # Whoever looks for a DataLoader finds one: Accelerate leaves alone what is none, and each rank trains on all.
+        kind: type = self._loader.__class__
+        return kind
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        self._loader.__class__ = kind
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What ``report.json`` holds; empty before `close`."""
+        return {} if self._fit is None else self._fit.report
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Return a context manager: what is done inside, such as a validation, is neither data wait nor model time."""
+        return nullcontext() if self._fit is None else self._fit.paused()
+
+    def close(self) -> dict[str, Any]:
+        """End the tuning, print the card, and return the report; a loop that is still running gets all its batches."""
+        if self._fit is not None:
+            self._fit.close(show_card=True)
+        return self.report
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fit is not None:
+            self._fit.close(show_card=kind is None or issubclass(kind, KeyboardInterrupt))
+
+
+def _itself(loader: Any) -> Any:
+    return loader

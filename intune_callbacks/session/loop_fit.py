@@ -1,0 +1,369 @@
+"""One training loop of the user's own: its loaders, the timer, the tuner and the report, tied together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from intune_callbacks.measure.device import CudaWait, cuda_wait
+from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.measure.wait import StepTimer, StepTotals
+from intune_callbacks.pipelines.base import Combined
+from intune_callbacks.pipelines.find import Found, find
+from intune_callbacks.record.history import History
+from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.fit import TunedFit, samples_in
+from intune_callbacks.session.ranks import place as place_of
+from intune_callbacks.show.card import show
+from intune_callbacks.tuner import Tuner
+from intune_callbacks.types import Clock, Hint, Observation
+
+__all__ = ["Fetches", "Fit"]
+
+log = logging.getLogger(__name__)
+
+# Steps shorter than this share one look at the counters.
+LOOK_EVERY_S = 0.05
+
+# A loop shorter than this is not to notice the compiler of the tf.data operations: it begins at its end.
+COMPILE_AFTER_S = 10.0
+
+# The model has run once, so it has told where: looked for CUDA only then.
+MEET_CUDA_AT = 2
+
+_open: weakref.WeakSet[Fit] = weakref.WeakSet()
+
+
+class Fit(TunedFit):
+    """From `live` to its end; never built when the mode is ``off``.
+
+    Args:
+        settings: the arguments of `live`; the end card is printed at rank zero only.
+        loaders: what the loop draws from; batches of the first one are the steps.
+
+    Attributes:
+        report: what `report.json` holds, once the fit is closed.
+        batches: of the whole run, None where nobody knows.
+        is_closed: nothing is measured or tuned any more.
+    """
+
+    def __init__(self, settings: Settings, loaders: Sequence[Any]) -> None:
+        rank, world, local_ranks = place_of()
+        super().__init__(settings, rank, world)
+        config = settings.config
+        self.report: dict[str, Any] = {}
+        self.batches: int | None = None
+        self.is_closed = False
+        self._loaders = tuple(loaders)
+        self._close_others()
+        self._found = [self._find(loader) for loader in self._loaders]
+        self._pipeline = Combined({str(at): f.pipeline for at, f in enumerate(self._found) if f.pipeline is not None})
+        self._timer = StepTimer(Clock())
+        self._now = Clock().wall
+        self._next_look_s, self._unseen, self._batch_samples = 0.0, 0, 0
+        self._fetches = 0
+        self._cuda: CudaWait | None = None
+        self._running: list[object] = [None] * len(self._loaders)
+        self._ended: StepTotals | None = None
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self.tuner = Tuner(
+            self._pipeline,
+            config,
+            probe=MachineProbe(local_ranks=local_ranks, trainer_cpus=config.trainer_cpus, cpus=config.cpus),
+            history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
+        )
+        _open.add(self)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def iterate(self, place: int, owner: Any) -> Iterator[Any]:
+        """Return an iterator over a loader, made as the loop asks for it: an epoch begins if it is the first loader.
+
+        Args:
+            place: of the loader.
+            owner: what has to live as long as the iterator does.
+        """
+        if place == 0:
+            self._epoch_begin()
+        pipeline: Any = self._found[place].pipeline
+        if hasattr(pipeline, "late"):
+            self._begin_late(pipeline)
+        # A tf.data pipeline is iterated in place of the user's dataset.
+        inner = iter(getattr(pipeline, "dataset", self._loaders[place]))
+        if pipeline is not None and self.frozen is None:
+            try:
+                inner = pipeline.adopt(inner)
+            except Exception as error:
+                self.give_up("taking the loader over", error)
+        return self.timed(inner, place, owner)
+
+    def timed(self, inner: Any, place: int, owner: Any) -> Iterator[Any]:
+        """Return a running iterator with each fetch timed.
+
+        Args:
+            inner: the iterator.
+            place: of its loader.
+            owner: what has to live as long as it does.
+        """
+        fetches = Fetches(inner, self, place, owner)
+        self._running[place] = fetches.token
+        return fetches
+
+    def fetch_begin(self, place: int) -> None:
+        """The loop asks for a batch: of the first loader, so its last step is over."""
+        try:
+            if place == 0:
+                self._step_over()
+            if self._cuda is not None:
+                self._cuda.batch_end()
+                self._cuda.fetch_begin()
+            self._timer.fetch_begin()
+        except Exception as error:
+            self.give_up("the moment before a fetch", error)
+
+    def fetch_end(self, place: int, batch: Any, delivered: bool) -> None:
+        """The loop has its batch, or learned that there is none.
+
+        Args:
+            place: of the loader.
+            batch: None where there is none.
+            delivered: False where the fetch raised.
+        """
+        try:
+            self._timer.fetch_end(delivered, is_step=place == 0)
+            if self._cuda is not None:
+                self._cuda.fetch_end()
+            if place == 0 and delivered:
+                self._batch_samples = samples_in(batch)
+                self._unseen += self._batch_samples
+                self._fetches += 1
+                if self._fetches == MEET_CUDA_AT:
+                    self._cuda = cuda_wait()
+        except Exception as error:
+            self.give_up("the moment after a fetch", error)
+
+    def epoch_end(self, place: int, token: object) -> None:
+        """The loop has all batches of an iterator, or wants no more: what follows is a pause.
+
+        Args:
+            place: of the loader.
+            token: the iterator's; an older one than the last changes nothing.
+        """
+        if self._running[place] is not token or os.getpid() != self._process:
+            return
+        self._running[place] = None
+        if place == 0 and not self.is_closed:
+            self.pause()
+            self._ended = self._timer.read()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside is neither data wait nor the model's time."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self._timer.resume()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self, show_card: bool) -> None:
+        """Undo every patch, stop what no running loop needs, and make the report; a second call does nothing.
+
+        Args:
+            show_card: False keeps the end card from being printed, whatever the user asked for.
+        """
+        if self.is_closed:
+            return
+        self.is_closed = True
+        _open.discard(self)
+        if self.tuner is None:
+            return
+        self.pause()
+        # What came behind the last epoch is not the run's.
+        self.tuner.end(self._ended or self._timer.read(), self._unseen)
+        self._compile()
+        for place, found in enumerate(self._found):
+            if found.pipeline is None:
+                continue
+            try:
+                # A loop that goes on gets the rest of its batches, and its workers end with it.
+                (found.pipeline.close if self._running[place] is None else found.pipeline.release)()
+            except Exception as error:
+                self.give_up("the end of the loop", error)
+        try:
+            report = self.finish(self._note(), together=show_card, hints=self._hints())
+            self.report = {} if report is None else report.to_json()
+            if report is not None and show_card and self.show_card and self.rank == 0:
+                show(report, self.run_dir)
+        except Exception as error:
+            self.give_up("the report", error)
+        # The report may be held for long; what was trained on need not.
+        self.tuner, self._loaders, self._found, self._pipeline = None, (), [], Combined({})
+
+    def abandoned(self, place: int) -> None:
+        """Nothing refers to a loader any more."""
+        if place != 0 or self.is_closed or os.getpid() != self._process:
+            return
+        failed = getattr(sys, "last_type", None)
+        show_card = failed is None or issubclass(failed, KeyboardInterrupt)
+        if threading.get_ident() in (self._thread, threading.main_thread().ident):
+            self.close(show_card)
+            return
+        # The garbage collector may call this inside any lock of ours; a thread of its own can wait for that lock.
+        try:
+            threading.Thread(target=self.close, args=(show_card,), name="intune-close").start()
+        except RuntimeError:  # Python is on its way out
+            self.close(show_card)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _close_others(self) -> None:
+        """End the fits that have one of these loaders: two would patch it over each other."""
+        mine = {id(loader) for loader in self._loaders}
+        for other in list(_open):
+            if mine & {id(loader) for loader in other._loaders}:
+                other.close(show_card=True)
+
+    def _find(self, loader: Any) -> Found:
+        config = self.config
+        try:
+            found = find(
+                loader,
+                max_workers=config.max_workers,
+                workers_kind=config.workers_kind,
+                live=config.mode == "tune",
+                wait=False,
+            )
+            if found.pipeline is not None:
+                found.pipeline.prepare()
+            return found
+        except Exception as error:
+            self.give_up("the first look at a loader", error)
+            return Found(None, f"{type(loader).__name__}: {error}")
+
+    def _begin_late(self, pipeline: Any) -> None:
+        """Tune what could not be tuned before, for the tf.data operations were still being compiled."""
+        try:
+            if self.tuner is not None and pipeline.late():
+                self.tuner.rebind(self._pipeline)
+        except Exception as error:
+            self.give_up("the start of an epoch", error)
+
+    def _compile(self) -> None:
+        """Have the tf.data operations compiled beside the training, if that is still to be done."""
+        for found in self._found:
+            if hasattr(found.pipeline, "compile"):
+                found.pipeline.compile()
+
+    def _epoch_begin(self) -> None:
+        try:
+            self._ended = None
+            self._timer.epoch_begin()
+            self._thread = threading.get_ident()
+            if self.tuner is not None:
+                length, totals, batches = _length(self._loaders[0]), self._timer.read(), self.batches
+                if batches is None and length is not None:
+                    # Nobody knows how many epochs: as many as there were, and this one at least.
+                    batches = totals.steps + length * max(1, totals.epochs)
+                self.tuner.expect(length, batches)
+        except Exception as error:
+            self.give_up("the start of an epoch", error)
+
+    def _step_over(self) -> None:
+        if self.tuner is None or self.frozen is not None or not self._fetches:
+            return
+        now_s = self._now()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
+            self._look()
+
+    def _look(self) -> None:
+        exposed_wait_s = None if self._cuda is None else self._cuda.read()
+        samples, self._unseen = self._unseen, 0
+        totals = self._timer.read()
+        if totals.wall_s > COMPILE_AFTER_S:
+            self._compile()
+        decision = self.turn(totals, samples, self._batch_samples, exposed_wait_s)
+        if decision is not None:
+            if decision.applied:
+                log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
+            self.note_wait(decision.observation)
+            self.publish(decision.observation)
+
+    def publish(self, seen: Observation) -> None:
+        """Show a decision where the framework, if there is one, shows its figures."""
+
+    def pause(self) -> None:
+        """What follows, up to the next fetch, is neither data wait nor the model's time."""
+        try:
+            if self._unseen and self.frozen is None and self.tuner is not None:
+                self._look()
+            self._timer.pause()
+        except Exception as error:
+            self.give_up("a pause", error)
+
+    def _note(self) -> str | None:
+        reasons = [found.why for found in self._found if found.pipeline is None or not found.pipeline.stages()]
+        return "; ".join(dict.fromkeys(reasons)) or None
+
+    def _hints(self) -> tuple[Hint, ...]:
+        several = sum(found.pipeline is not None for found in self._found) > 1
+        return tuple(
+            replace(hint, stage=f"{place}/{hint.stage}") if several and hint.stage else hint
+            for place, found in enumerate(self._found)
+            for hint in found.hints
+        )
+
+
+class Fetches:
+    """One iterator of a loader, each fetch timed; it holds the `Live`, which so ends behind it and not before."""
+
+    def __init__(self, inner: Any, fit: Fit, place: int, owner: Any) -> None:
+        self._inner, self._fit, self._owner = inner, fit, owner
+        self._place, self.token = place, object()
+
+    def __iter__(self) -> Fetches:
+        return self
+
+    def __next__(self) -> Any:
+        fit = self._fit
+        if fit.is_closed:
+            return next(self._inner)
+        fit.fetch_begin(self._place)
+        try:
+            batch = next(self._inner)
+        except BaseException as error:
+            fit.fetch_end(self._place, None, False)
+            if isinstance(error, StopIteration):
+                fit.epoch_end(self._place, self.token)
+            raise
+        fit.fetch_end(self._place, batch, True)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_inner", "_fit", "_owner", "_place", "token"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __del__(self) -> None:
+        fit = vars(self).get("_fit")
+        if fit is not None:
+            fit.epoch_end(self._place, self.token)
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except Exception:  # of a loader without a length, TypeError or what its author chose
+        return None

@@ -1,0 +1,111 @@
+"""One training of a Hugging Face Trainer: its loader is timed where it makes its iterators, whoever asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from intune_callbacks.pipelines.base import Combined
+from intune_callbacks.pipelines.find import Found, unwrapped
+from intune_callbacks.session import loop_fit
+from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.fit import metrics
+from intune_callbacks.types import Observation
+
+__all__ = ["Fit"]
+
+_MISSING = object()
+
+
+class Fit(loop_fit.Fit):
+    """From `on_train_begin` to `on_train_end`; never built when the mode is ``off``.
+
+    The Trainer holds its loader in a variable of its own, so nothing can be put in its place. But whatever Accelerate
+    has wrapped around the DataLoader asks that for its iterators, by `_get_iterator`.
+
+    Args:
+        settings: the callback's.
+        loader: what the Trainer iterates over.
+        restored: the tuner's state from a checkpoint, empty without one.
+        show: called with what was measured at each decision, under the names of the metrics, and the text of the bar.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        loader: Any,
+        restored: Mapping[str, Any],
+        show: Callable[[dict[str, float], str], None],
+    ) -> None:
+        super().__init__(settings, (loader,))
+        self._show = show
+        self._is_step_over = False
+        self._undo: list[Callable[[], None]] = []
+        self.watch(loader, self._found[0])
+        if restored and self.tuner is not None:
+            self.warm.leave("a checkpoint was resumed, and its state goes first")
+            self.tuner.load_state_dict(restored)
+
+    def instead(self, loader: Any) -> None:
+        """The resumed epoch runs on a loader of its own, which skips what was trained on before."""
+        self.watch(loader, self._find(loader))
+
+    def watch(self, loader: Any, found: Found) -> None:
+        """Take note of each iterator of a loader from its start.
+
+        Args:
+            loader: of the Trainer.
+            found: what can be tuned in it.
+        """
+        base: Any = unwrapped(loader)
+        if not hasattr(base, "_get_iterator"):
+            return
+        given, pipeline = vars(base).get("_get_iterator", _MISSING), found.pipeline
+
+        def get_iterator() -> Any:
+            self._begin(found)
+            inner = type(base)._get_iterator(base) if given is _MISSING else given()
+            return self.timed(inner if pipeline is None else pipeline.adopt(inner), 0, None)
+
+        def undo() -> None:
+            if vars(base).get("_get_iterator") is get_iterator:
+                if given is _MISSING:
+                    del base._get_iterator
+                else:
+                    base._get_iterator = given
+            held = getattr(base, "_iterator", None)
+            if isinstance(held, loop_fit.Fetches):  # kept for the next epoch, with `persistent_workers`
+                base._iterator = held.inner
+
+        base._get_iterator = get_iterator
+        self._undo.append(undo)
+
+    def step_over(self) -> None:
+        """The model has made a step, of one batch or of several that were fetched together before it."""
+        self._is_step_over = True
+
+    def publish(self, seen: Observation) -> None:
+        self._show(metrics(seen), self.waited or "")
+
+    def close(self, show_card: bool) -> None:
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except Exception as error:
+                self.give_up("the end of the training", error)
+        super().close(show_card)
+
+    def _begin(self, found: Found) -> None:
+        """An epoch begins, on this loader: go on there with what was tuned on the last one."""
+        self._epoch_begin()
+        if found is self._found[0] or self.tuner is None:
+            return
+        self._found[0] = found
+        self._pipeline = Combined({} if found.pipeline is None else {"0": found.pipeline})
+        self.tuner.rebind(self._pipeline)
+
+    def _step_over(self) -> None:
+        # Batches of one step are fetched in a row: a look in between would see nothing but waiting.
+        if self._is_step_over:
+            self._is_step_over = False
+            super()._step_over()

@@ -1,0 +1,325 @@
+"""A loop of the user's own: `live(loader)` delivers what the loader delivers, reports at its end and leaves nothing."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info  # noqa: E402
+
+from intune_callbacks import ConfigError, live  # noqa: E402
+from intune_callbacks.loop import Live  # noqa: E402
+
+EAGER: dict[str, Any] = {"decide_every_s": 0.1, "decide_every_batches": 5, "warmup_batches": 3, "cpus": 8.0}
+ROWS, BATCH = 400, 4
+
+
+class Slow(Dataset):
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.003)
+        return torch.tensor([float(index)])
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        for index in range(first, ROWS, step):
+            time.sleep(0.001)
+            yield torch.tensor([float(index)])
+
+
+class Doubling(DataLoader):
+    """A subclass with a generator of its own, as third-party loaders have."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield 2.0 * batch
+
+
+def slow(**arguments: Any) -> DataLoader:
+    return DataLoader(Slow(), batch_size=BATCH, shuffle=True, **arguments)
+
+
+def nodes() -> Any:
+    torchdata = pytest.importorskip("torchdata.nodes")
+    mapped = torchdata.ParallelMapper(
+        torchdata.IterableWrapper(range(200)), Slow().__getitem__, num_workers=1, method="thread"
+    )
+    return torchdata.Loader(torchdata.Batcher(mapped, BATCH))
+
+
+LOADERS: dict[str, tuple[Any, dict[str, Any], bool]] = {
+    "one worker": (lambda: slow(num_workers=1), {}, True),
+    "persistent workers": (lambda: slow(num_workers=1, persistent_workers=True), {}, True),
+    "no workers": (slow, {}, False),
+    "no workers, consent": (slow, {"workers_kind": "process"}, True),
+    "threads": (lambda: slow(num_workers=1), {"workers_kind": "thread"}, True),
+    "generator subclass": (lambda: Doubling(Slow(), batch_size=BATCH, shuffle=True, num_workers=1), {}, True),
+    "iterable": (lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=2), {}, False),
+    "observe": (lambda: slow(num_workers=1), {"mode": "observe"}, False),
+    "off": (lambda: slow(num_workers=1), {"mode": "off"}, False),
+    "torchdata nodes": (nodes, {}, True),
+    "a list": (lambda: [torch.tensor([float(k)]) for k in range(50)], {}, False),
+}
+
+
+def values(batch: Any) -> Any:
+    return [float(value) for value in (batch if isinstance(batch, (list, tuple)) else batch.flatten())]
+
+
+def trained(loader: Any, stop: int | None = None) -> list[Any]:
+    """Two epochs, each left early behind batch `stop`."""
+    seen = []
+    for _ in range(2):
+        for number, batch in enumerate(loader):
+            seen.append(values(batch))
+            time.sleep(0.001)
+            if number == stop:
+                break
+    return [*seen, torch.get_rng_state().tolist()]
+
+
+@pytest.mark.parametrize("stop", [None, 30], ids=["whole", "left early"])
+@pytest.mark.parametrize("name", LOADERS)
+def test_it_delivers_what_the_loader_delivers(name: str, stop: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    make, arguments, changes = LOADERS[name]
+    torch.manual_seed(3)
+    expected = trained(make(), stop)
+    torch.manual_seed(3)
+    loader = make()
+    before = dict(vars(loader)) if hasattr(loader, "__dict__") else {}
+    wrapped = live(loader, **{"policy": "model-jump"} | EAGER | arguments)
+    assert trained(wrapped, stop) == expected
+    report = wrapped.close()
+    if arguments.get("mode") == "off":
+        assert report == {}
+        return
+    assert report["frozen"] is None
+    assert report["samples"] == sum(len(batch) for batch in expected[:-1])
+    assert (report["changes"] > 0) == changes or stop is not None
+    assert "samples/s" in capsys.readouterr().out
+    if isinstance(loader, DataLoader):
+        assert vars(loader).keys() - {"_iterator"} == before.keys() - {"_iterator"}
+    del wrapped, loader
+    gc.collect()
+    assert_nothing_is_left()
+
+
+def assert_nothing_is_left() -> None:
+    until_s = time.monotonic() + 8.0
+    while time.monotonic() < until_s and (multiprocessing.active_children() or ours()):
+        time.sleep(0.05)
+    assert not multiprocessing.active_children()
+    assert not ours()
+
+
+def ours() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("intune")]
+
+
+def test_the_card_comes_right_behind_the_loop(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for _ in live(slow(num_workers=1), run_dir=str(tmp_path), **EAGER):
+        assert not (tmp_path / "report.json").exists()
+    assert "InTune" in capsys.readouterr().out
+    assert json.loads((tmp_path / "report.json").read_text())["samples"] == ROWS
+
+
+def test_a_loop_left_early_reports_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, _ in enumerate(live(slow(num_workers=1), **EAGER)):
+        if number == 40:
+            break
+    assert "InTune" in capsys.readouterr().out
+    assert_nothing_is_left()
+
+
+def test_as_a_context_manager(capsys: pytest.CaptureFixture[str]) -> None:
+    with live(slow(num_workers=1), **EAGER) as loader:
+        assert sum(batch.numel() for batch in loader) == ROWS
+        assert loader.report == {}
+    assert loader.report["samples"] == ROWS
+    assert capsys.readouterr().out.count("InTune") == 1
+    assert sum(batch.numel() for batch in loader) == ROWS  # as the loader itself, from now on
+    assert loader.report["samples"] == ROWS
+
+
+def test_after_an_error_in_the_block_there_is_no_card(capsys: pytest.CaptureFixture[str]) -> None:
+    given = slow(num_workers=1)
+    with pytest.raises(KeyError, match="mine"), live(given, **EAGER) as loader:
+        for number, _ in enumerate(loader):
+            if number == 20:
+                raise KeyError("mine")
+    assert "InTune" not in capsys.readouterr().out
+    assert "_get_iterator" not in vars(given)
+    assert_nothing_is_left()
+
+
+def test_closed_in_the_middle_the_loop_gets_all_its_batches() -> None:
+    loader = live(slow(num_workers=1), policy="model-jump", show_card=False, **EAGER)
+    torch.manual_seed(1)
+    seen = []
+    for number, batch in enumerate(loader):
+        seen += values(batch)
+        if number == 60:
+            assert loader.close()["changes"] > 0
+    assert sorted(seen) == [float(index) for index in range(ROWS)]
+    del loader
+    assert_nothing_is_left()
+
+
+def test_several_loaders_of_one_loop_have_one_tuner() -> None:
+    one, two = live(slow(num_workers=1), DataLoader(Slow(), batch_size=BATCH, num_workers=1), **EAGER, show_card=False)
+    torch.manual_seed(2)
+    expected = list(zip(trained(slow()), trained(DataLoader(Slow(), batch_size=BATCH)), strict=True))[:10]
+    assert len(expected) == 10
+    pairs = [(values(first), values(second)) for first, second in zip(one, two, strict=True)]
+    assert [second for _, second in pairs] == [[float(4 * k + j) for j in range(4)] for k in range(100)]
+    assert sorted(value for first, _ in pairs for value in first) == [float(k) for k in range(ROWS)]
+    report = one.close()
+    assert two.report == report
+    assert (report["samples"], report["steps"]) == (ROWS, len(pairs) - 1)
+    assert {"0/load", "1/load"} <= report["before"]["allocation"].keys()
+
+
+def test_it_stands_for_the_loader() -> None:
+    loader = slow(num_workers=1)
+    wrapped = live(loader, show_card=False)
+    assert isinstance(wrapped, DataLoader)
+    assert len(wrapped) == len(loader)
+    assert wrapped.sampler is loader.sampler
+    wrapped.mine = 3
+    assert loader.mine == 3
+    del wrapped.mine
+    assert not hasattr(loader, "mine")
+    assert live(wrapped) is wrapped
+    assert type(copy.copy(wrapped)) is DataLoader
+    assert type(pickle.loads(pickle.dumps(wrapped))) is DataLoader
+    assert type(wrapped) is Live
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        wrapped.nothing_like_it  # noqa: B018
+    assert bool(wrapped)
+
+
+def test_bad_arguments_are_named_all_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        live(slow(), mode="fast", cpus=-1.0)
+    assert "mode='fast'" in str(caught.value)
+    assert "cpus=-1.0" in str(caught.value)
+    with pytest.raises(TypeError, match="workers"):
+        live(slow(), workers=3)
+    with pytest.raises(ConfigError, match="live already"):
+        live(live(slow(), show_card=False), mode="observe")
+
+
+def test_a_second_one_of_the_same_loader_ends_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = slow(num_workers=1)
+    first = live(loader, **EAGER)
+    for _ in first:
+        pass
+    second = live(loader, **EAGER, show_card=False)
+    assert first.report["samples"] == ROWS
+    for _ in second:
+        pass
+    assert second.close()["samples"] == ROWS
+    assert capsys.readouterr().out.count("InTune") == 1
+    assert "_get_iterator" not in vars(loader)
+
+
+def test_what_is_done_in_a_pause_or_behind_the_loop_is_not_the_run() -> None:
+    loader = live(slow(num_workers=1), show_card=False, **EAGER)
+    begin_s = time.monotonic()
+    for number, _ in enumerate(loader):
+        if number == 50:
+            with loader.pause():
+                time.sleep(0.5)
+    took_s = time.monotonic() - begin_s
+    time.sleep(1.0)
+    whole = loader.close()["whole"]
+    assert whole["throughput_samples_per_s"] == pytest.approx(ROWS / (took_s - 0.5), rel=0.1)
+
+
+def test_what_cannot_be_tuned_is_timed_and_the_card_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in live((torch.zeros(4) for _ in range(60)), **EAGER):
+        time.sleep(0.002)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "generator is not a loader InTune knows" in out
+
+
+def test_an_error_of_ours_freezes_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = live(slow(num_workers=1), show_card=False, **EAGER)
+    monkeypatch.setattr("intune_callbacks.session.loop_fit.samples_in", lambda batch: 1 / 0)
+    with pytest.warns(UserWarning, match="InTune froze"):
+        assert sum(batch.numel() for batch in loader) == ROWS
+    assert "ZeroDivisionError" in loader.close()["frozen"]
+
+
+def test_an_error_in_the_dataset_is_the_users() -> None:
+    class Broken(Slow):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 100:
+                raise ValueError("row 100")
+            return super().__getitem__(index)
+
+    loader = live(DataLoader(Broken(), batch_size=BATCH, num_workers=1), show_card=False, **EAGER)
+    with pytest.raises(ValueError, match="row 100"):
+        for _ in loader:
+            pass
+    assert loader.close()["samples"] <= 100
+
+
+SCRIPT = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+from intune_callbacks import live
+
+class Slow(Dataset):
+    def __len__(self): return 200
+    def __getitem__(self, i): time.sleep(0.002); return torch.zeros(1)
+
+loader = live(DataLoader(Slow(), batch_size=4, num_workers=1), decide_every_s=0.1, warmup_batches=3)
+for batch in loader:
+    pass
+{end}
+"""
+
+
+@pytest.mark.parametrize(("end", "card"), [("", True), ("raise SystemError('mine')", False)])
+def test_a_script_that_ends_reports(end: str, card: bool) -> None:
+    script = SCRIPT.format(end=end)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert ("InTune" in done.stdout) == card, done.stderr
+    assert ("SystemError" in done.stderr) == (not card)
+
+
+def test_the_package_itself_stays_light() -> None:
+    code = "import sys, intune_callbacks; print([m for m in ('torch', 'intune_callbacks.loop') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_a_batch_costs() -> None:
+    batch = torch.zeros(4)
+    loader = live([batch] * 20_000, show_card=False)
+    best_s = 1.0
+    for _ in range(5):
+        begin_s = time.thread_time()
+        for _ in loader:
+            pass
+        best_s = min(best_s, (time.thread_time() - begin_s) / 20_000)
+    assert best_s < 10e-6
