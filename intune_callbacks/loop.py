@@ -40,7 +40,7 @@ def live(loader: Any, *more: Any, **arguments: Any) -> Any:
     given = (loader, *more)
     if any(type(one) is Live for one in given):
         if len(given) > 1 or arguments:
-            problem = f"loader={loader!r}: it is live already; expected the loader that was given to live() the first time"
+            problem = f"loader={loader!r}: it is live already; expected the loader that live() was given first"
             raise ConfigError([problem])
         return loader
     settings = BaseCallback(**arguments).settings

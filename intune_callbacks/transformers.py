@@ -36,8 +36,8 @@ class InTuneCallback(BaseCallback, _Callback):
     At each decision TensorBoard, Weights & Biases and the like get the figures the callback for Lightning logs, such as
     ``train/intune/wait_frac``. The progress bar shows the share of data wait at first and now, such as ``in=34%>4%``.
 
-    With ``restore_callback_states_from_checkpoint=True`` a resumed training goes on with what was tuned. The Trainer then makes
-    a callback of its own: its `report` is that of ``trainer.callback_handler.callbacks``.
+    With ``restore_callback_states_from_checkpoint=True`` a resumed training goes on with what was tuned. The Trainer
+    then makes a callback of its own; its `report` is that of the one in ``trainer.callback_handler.callbacks``.
 
     Attributes:
         report: what `report.json` holds; filled at the end of a training.

@@ -40,6 +40,7 @@ LEVELS = {
     "loop": 9,
     "transformers": 9,
     "cli": 9,
+    "__main__": 10,
 }
 # Of the examples, the lower ones first.
 FOLDERS = ("criteo", "models", "hybrid", "plan", "oracle")

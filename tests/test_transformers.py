@@ -23,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and accelerate
 EAGER: dict[str, Any] = {"decide_every_s": 0.15, "decide_every_batches": 5, "warmup_batches": 4, "cpus": 8.0}
 EAGER |= {"policy": "model-jump"}
 
+
 class Losses(transformers.TrainerCallback):
     """Notes every loss and gradient norm the Trainer logs, of training and of evaluation."""
 
@@ -155,8 +156,6 @@ def test_an_error_in_the_training_is_the_users_and_the_next_one_works(tmp_path: 
     assert "_get_iterator" not in vars(base)
     del made, base
     gc.collect()
-
-
 
 
 def test_figures_reach_the_loggers_and_not_the_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,8 @@ def find(
             alone: its dataset may hold open files, learn from the training, or use a device or a runtime that does not
             survive a fork.
         live: False only watches (modes observe and advise).
+        wait: compile the tf.data operations now where that was not done; False leaves it to the pipeline's `compile`
+            and `late`, and a pipeline may have no stages yet.
     """
     clock = clock or Clock()
     # A loader of a framework exists only if that framework was imported: nothing is imported to look at it.
