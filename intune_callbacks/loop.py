@@ -69,7 +69,8 @@ class Live:
 
     def __iter__(self) -> Iterator[Any]:
         if self._fit is None or self._fit.is_closed:
-            return iter(self._loader)
+            stock: Iterator[Any] = iter(self._loader)
+            return stock
         return self._fit.iterate(self._place, self)
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from intune_callbacks.session.arguments import BaseCallback, guarded
 from intune_callbacks.session.transformers_fit import Fit
 
 try:
-    import transformers.trainer
+    import transformers.trainer as _trainer
     from transformers.trainer_callback import CallbackHandler, ExportableState, ProgressCallback, TrainerCallback
 except ImportError:
     raise MissingPackage("transformers", "transformers") from None
@@ -136,7 +136,8 @@ class InTuneCallback(BaseCallback, _Callback):
 
     def _watch_skipping(self, train_dataloader: Any) -> None:
         """A resumed epoch runs on a loader that the Trainer makes behind `on_epoch_begin`, and tells nobody of."""
-        stock = getattr(transformers.trainer, "skip_first_batches", None)
+        module: Any = _trainer
+        stock = getattr(module, "skip_first_batches", None)
         if stock is None:
             return
         fit = self._fit
@@ -150,15 +151,15 @@ class InTuneCallback(BaseCallback, _Callback):
                     fit.give_up("the loader of the resumed epoch", error)
             return skipped
 
-        self._skip = skip_first_batches, stock
-        transformers.trainer.skip_first_batches = skip_first_batches
+        self._skip = module, skip_first_batches, stock
+        module.skip_first_batches = skip_first_batches
 
     def _give_skipping_back(self) -> None:
         if self._skip is not None:
-            ours, stock = self._skip
+            module, ours, stock = self._skip
             self._skip = None
-            if transformers.trainer.skip_first_batches is ours:
-                transformers.trainer.skip_first_batches = stock
+            if module.skip_first_batches is ours:
+                module.skip_first_batches = stock
 
     def _close(self, show_card: bool) -> None:
         self._give_skipping_back()

@@ -260,8 +260,9 @@ class Fit(TunedFit):
     def _compile(self) -> None:
         """Have the tf.data operations compiled beside the training, if that is still to be done."""
         for found in self._found:
-            if hasattr(found.pipeline, "compile"):
-                found.pipeline.compile()
+            pipeline: Any = found.pipeline
+            if hasattr(pipeline, "compile"):
+                pipeline.compile()
 
     def _epoch_begin(self) -> None:
         try:
