@@ -73,6 +73,11 @@ class Tuner:
         self._pace = Pace(config)
         self._round = NO_ROUND
 
+    @property
+    def is_warm(self) -> bool:
+        """True once the warm-up is over."""
+        return self._pace.is_warm
+
     def batch(self, totals: StepTotals, samples: int, exposed_wait_s: float | None = None) -> Decision | None:
         """Take note of one batch; observe and decide if it is time. Never raises: an internal error freezes the tuner.
 

@@ -148,6 +148,7 @@ class RestlessTuner:
     """In place of `Tuner`: sets every stage to a random value after every batch."""
 
     made: ClassVar[list[RestlessTuner]] = []
+    is_warm = True
 
     def __init__(self, pipeline: Combined, config: Any, **_: Any) -> None:
         self.pipeline, self.config = pipeline, config

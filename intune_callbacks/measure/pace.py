@@ -52,6 +52,11 @@ class Pace:
         """True while a window is open; False during warm-up and while a resize settles."""
         return self._gate in (self._first, self._decision, self._trial)
 
+    @property
+    def is_warm(self) -> bool:
+        """True once the warm-up is over."""
+        return self._gate is not self._warm_up
+
     def is_due(self, totals: StepTotals) -> bool:
         """Return True when the present phase is over."""
         gate = self._gate

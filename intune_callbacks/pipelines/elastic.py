@@ -59,6 +59,7 @@ class ElasticMap(Generic[Y]):
         feed: pull the source in the consumer's thread (index samplers that draw random numbers), window ahead.
         hold_at: with `feed`, look for the end of the source only when the consumer asks for more than so many items:
             a sampler may draw random numbers there, and a trainer that knows the length never asks.
+        hold_every: look as carefully after each so many items more; 0 for a source that has one end.
         inline: with `feed`, what the consumer does to an item itself while there are 0 workers; None keeps one worker.
         hold_window: look for the end as soon as fewer results than this are left to deliver, as a stock loader with
             workers does.
@@ -85,6 +86,7 @@ class ElasticMap(Generic[Y]):
         snapshot: Callable[[], Any] | None = None,
         feed: bool = False,
         hold_at: int | None = None,
+        hold_every: int = 0,
         hold_window: int = 0,
         inline: Callable[[Any], Y] | None = None,
         finish: Callable[[Y], Y] | None = None,
@@ -100,7 +102,8 @@ class ElasticMap(Generic[Y]):
         self.counters = counters or Counters()
         self._source, self._fn, self._pool = source, fn, pool
         self._snapshot, self._finish, self._timeout_s = snapshot, finish, timeout_s
-        self._ordered, self._feeding, self._hold_at, self._hold_window = ordered, feed, hold_at, hold_window
+        self._ordered, self._feeding = ordered, feed
+        self._hold_at, self._hold_every, self._hold_window = hold_at, hold_every, hold_window
         self._inline = inline if feed else None
         self._fewest = 1 if self._inline is None else 0
         self._clock = clock or Clock()
@@ -188,6 +191,11 @@ class ElasticMap(Generic[Y]):
         with self._lock:
             # Another thread may be resizing, too.
             self._threads = [*(known for known in self._threads if known.is_alive()), thread]
+
+    @property
+    def delivered(self) -> int:
+        """Results handed to the consumer."""
+        return self._delivered
 
     @property
     def is_waited_for(self) -> bool:
@@ -377,7 +385,7 @@ class ElasticMap(Generic[Y]):
         """Pull the source up to the window, in the consumer's thread (lock held); nothing ahead with no workers."""
         fed, room = 0, self._window if self._workers else int(asked)
         while not (self._exhausted or self._closed) and self._pulled - self._delivered < room:
-            if self._pulled == self._hold_at and not self._may_look_for_the_end(asked):
+            if self._is_held() and not self._may_look_for_the_end(asked):
                 break
             try:
                 item = next(self._source)
@@ -395,6 +403,13 @@ class ElasticMap(Generic[Y]):
             self._space.notify_all()
         elif fed:
             self._space.notify(fed)
+
+    def _is_held(self) -> bool:
+        if self._hold_at is None or self._pulled < self._hold_at:
+            return False
+        return self._pulled == self._hold_at or bool(
+            self._hold_every and (self._pulled - self._hold_at) % self._hold_every == 0
+        )
 
     def _may_look_for_the_end(self, asked: bool) -> bool:
         left = self._pulled - self._delivered

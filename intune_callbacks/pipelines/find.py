@@ -61,7 +61,7 @@ def find(
     Args:
         loader: a `torch.utils.data.DataLoader`, `StatefulDataLoader`, `torchdata.nodes.Loader` or `tf.data.Dataset`
             (then iterate over `pipeline.dataset` instead); anything else is answered with the reason why it cannot be
-            tuned.
+            tuned. A wrapper stands for the DataLoader inside: Accelerate's prepared loaders, webdataset's WebLoader.
         clock: wall and CPU clock.
         max_workers: upper limit of workers per stage.
         workers_kind: what a map-style DataLoader computes in, ``process`` or ``thread`` (only if the dataset is
@@ -76,8 +76,12 @@ def find(
     # A loader of a framework exists only if that framework was imported: nothing is imported to look at it.
     if "torchdata.nodes" in sys.modules and _is(loader, "torchdata.nodes", "Loader"):
         return _node_graph(loader, clock, max_workers, live)
-    if "torch.utils.data" in sys.modules and _is(loader, "torch.utils.data", "DataLoader"):
-        return _data_loader(loader, clock, max_workers, workers_kind, live)
+    if "torch.utils.data" in sys.modules:
+        from intune_callbacks.pipelines.torch_reach import is_loader, unwrapped
+
+        inner = unwrapped(loader)
+        if is_loader(inner):
+            return _data_loader(inner, clock, max_workers, workers_kind, live)
     if "tensorflow" in sys.modules and hasattr(sys.modules["tensorflow"], "data"):
         if _is(loader, "tensorflow", "data.Dataset"):
             return _dataset(loader, clock, max_workers, live, wait)
@@ -95,7 +99,8 @@ def find(
 
 
 def _is(value: object, module: str, name: str) -> bool:
-    return isinstance(value, operator.attrgetter(name)(sys.modules[module]))
+    # Not `isinstance`: what wraps a loader may say that it is one.
+    return issubclass(type(value), operator.attrgetter(name)(sys.modules[module]))
 
 
 def _dataset(dataset: Any, clock: Clock, max_workers: int | None, live: bool, wait: bool) -> Found:
@@ -145,9 +150,8 @@ def _loader_hints(loader: Any, *, is_iterable: bool) -> tuple[Hint, ...]:
 def _live_loader(
     loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, live: bool, map_style: bool
 ) -> Found:
-    from torch.utils.data import DataLoader
-
     from intune_callbacks.pipelines.torch_loader import MapLoader
+    from intune_callbacks.pipelines.torch_reach import has_own_iterator
     from intune_callbacks.pipelines.torch_window import WindowLoader
 
     if not live:
@@ -155,8 +159,7 @@ def _live_loader(
         remark = "" if map_style else f"was {loader.num_workers}; the samples' order follows the workers"
         watched = WatchedLoader(loader.num_workers, window, clock=clock, remark=remark)
         return Found(watched, "the DataLoader is only watched")
-    own_iterator = type(loader)._get_iterator is not DataLoader._get_iterator
-    if map_style and not own_iterator:
+    if map_style and not has_own_iterator(loader):
         if loader.num_workers == 0 and workers_kind is None:
             return Found(WatchedLoader(0, 1, clock=clock, when="user"), LEFT_ALONE)
         pipeline = MapLoader(loader, clock=clock, max_workers=max_workers, kind=workers_kind or "process")

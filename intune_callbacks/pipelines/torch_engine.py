@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,6 +42,7 @@ class Engines:
         window: batches that may be in flight, wanted.
         delivered: batches handed out by all iterators.
         why_not: why what was wanted is not in force: the last error of a take-over or of a growth, empty if none.
+        is_let_go: the loader was given back: from now on it is the stock engine that begins.
     """
 
     def __init__(self, loader: DataLoader[Any], clock: Clock, kind: str) -> None:
@@ -56,6 +56,7 @@ class Engines:
         self.delivered = 0
         self.why_not = ""
         self._prior_s: float | None = None
+        self.is_let_go = False
         self._is_used_here = False
 
     @property
@@ -65,6 +66,8 @@ class Engines:
         Never again once threads have used the dataset of a loader with worker processes: what it opened then is not for
         a child to inherit.
         """
+        if self.is_let_go:
+            return True
         if self._is_used_here:
             return False
         return (self.workers, self.window) == self.own or self.workers == self.own[0] == 0
@@ -93,18 +96,35 @@ class Engines:
         """Return a new iterator of the loader's own, its start-up timed."""
         return self._timed(self.loader)
 
-    def stock_from(self, sampler: Iterator[Any], generator: torch.Generator) -> Any:
+    def drawn(self) -> tuple[Iterator[Any], int, torch.Generator]:
+        """Return sampler, base seed and the generator before it, drawn in the order in which a stock iterator does."""
+        loader, again = self.loader, torch.Generator()
+        sampler = iter(loader._index_sampler)
+        again.set_state((loader.generator or torch.default_generator).get_state())
+        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        if loader.num_workers > 0:
+            sampler = iter(loader._index_sampler)  # the stock iterator asks twice
+        return sampler, base_seed, again
+
+    def stock_from(self, sampler: Iterator[Any], generator: torch.Generator, done: int = 0) -> Any:
         """Return a stock iterator that goes on with `sampler`.
 
         Args:
             sampler: a running iterator over indices; nothing is pulled from it for the start.
             generator: where the base seed of its workers is drawn from.
+            done: batches of the epoch that were delivered before.
         """
-        twin = copy.copy(self.loader)
-        given = {"sampler": (), "generator": generator}
-        vars(twin).update(given | ({"batch_sampler": ()} if self.loader.batch_sampler is not None else {}))
+        # Of torch's own class: a subclass may end its workers where its instances end.
+        twin: DataLoader[Any] = DataLoader.__new__(DataLoader)
+        given: dict[str, Any] = {"sampler": (), "generator": generator}
+        if self.loader.batch_sampler is not None:
+            given["batch_sampler"] = ()
+        vars(twin).update(vars(self.loader) | given)
         iterator = self._timed(twin)
         iterator._index_sampler, iterator._sampler_iter = self.loader._index_sampler, sampler
+        iterator._num_yielded = done
+        if self.loader.num_workers:
+            iterator._send_idx = iterator._rcvd_idx = done
         for _ in range(self.loader.num_workers * (self.loader.prefetch_factor or 0)):
             iterator._try_put_index()
         return iterator
@@ -156,7 +176,8 @@ class Engines:
             ordered=loader.in_order,
             pool=pool,
             feed=True,
-            hold_at=self._length(pulled),
+            hold_at=self._seam(pulled),
+            hold_every=self._period() or 0,
             hold_window=(self.loader.prefetch_factor or 0) * self.loader.num_workers,
             inline=fetch if self.own[0] == 0 else None,
             finish=self._pin(),
@@ -177,10 +198,19 @@ class Engines:
             self._prior_s = FORK_S + FORK_S_PER_BYTE * psutil.Process().memory_info().rss
         return self._prior_s
 
-    def _length(self, pulled: int) -> int | None:
-        """Batches left; a sampler may draw random numbers at its end, so ours looks for it no sooner than stock."""
-        length = self.length()
-        return None if length is None else max(0, length - pulled)
+    def _seam(self, pulled: int) -> int | None:
+        """Batches up to where a sampler may draw random numbers: ours asks for what follows no sooner than stock."""
+        length, period = self.length(), self._period()
+        if length is not None:
+            return max(0, length - pulled)
+        return None if period is None else -pulled % period
+
+    def _period(self) -> int | None:
+        """Batches of an epoch where the sampler begins anew by itself, as that of a loader without an end does."""
+        try:
+            return None if self.length() is not None else max(1, len(self.loader))
+        except Exception:  # the length is the user's code
+            return None
 
     def length(self) -> int | None:
         """Return the batches of an epoch, None if the sampler does not know."""

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.torch_engine import Engines
+from intune_callbacks.pipelines.torch_stock import Numbered, Stock
 from intune_callbacks.pipelines.workers import ProcessPool
 
 __all__ = ["LoaderIterator"]
 
 _NONE = object()
+GIVE_BACK_S = 5.0
 
 
 class LoaderIterator:
@@ -36,19 +37,25 @@ class LoaderIterator:
     Attributes:
         engine: ours, None while the stock iterator feeds itself.
         pool: the child processes of ours, None if there are none.
+        has_ended: True after the last batch, or when it was closed.
+        is_behind: True where a stock iterator hands on these batches: somebody else holds that one.
     """
 
     def __init__(self, engines: Engines, stock: Any = None) -> None:
-        self._engines, self._stock = engines, stock
+        self.engines = engines
+        self._stock: Any = None if stock is None else Stock(stock)
+        self._source: Any = None
         self.engine: ElasticMap[Any] | None = None
         self.pool: ProcessPool | None = None
-        self._base_seed, self._number = 0, 0
-        self._ended = False
+        # Batches of all epochs, and those before this one.
+        self._base_seed = self._number = self._begun = 0
+        self.has_ended = self.is_behind = False
         self._turn = threading.Lock()
         self._is_put_off = False
         self._given = engines.given()
         if stock is not None:
             self._base_seed, self._number = stock._base_seed, stock._num_yielded
+            self.has_ended = self._number > 0 and self._stock.is_over(engines.length())
             engines.watch.begin(stock)
 
     @classmethod
@@ -61,14 +68,8 @@ class LoaderIterator:
             engines: what all iterators of the loader share.
         """
         loader = engines.loader
-        sampler = iter(loader._index_sampler)
-        again = torch.Generator()
-        again.set_state((loader.generator or torch.default_generator).get_state())
-        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-        if loader.num_workers > 0:
-            sampler = iter(loader._index_sampler)  # the stock iterator asks twice
         ours = cls(engines)
-        ours._base_seed = base_seed
+        sampler, ours._base_seed, again = engines.drawn()
         try:
             ours._start(sampler, 0, 0)
         except Exception as error:
@@ -78,16 +79,11 @@ class LoaderIterator:
             ours.engine.prime()
         return ours
 
-    @property
-    def has_ended(self) -> bool:
-        """True after the last batch, or when it was closed."""
-        return self._ended
-
     def __iter__(self) -> LoaderIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._engines.loader)
+        return len(self.engines.loader)
 
     def __next__(self) -> Any:
         try:
@@ -102,12 +98,12 @@ class LoaderIterator:
         except StopIteration:
             self._finish()
             raise
-        self._engines.delivered += 1
+        self.engines.delivered += 1
         return batch
 
     def _from_stock(self) -> Any:
         """Return what the stock iterator delivers, and `_NONE` when it is ours that delivers."""
-        engines, engine = self._engines, self.engine
+        engines, engine = self.engines, self.engine
         if engine is None:
             batch = engines.watch.fetch(self._stock)
             self._number += 1
@@ -125,6 +121,7 @@ class LoaderIterator:
         if engine.workers < engines.workers:
             engine.prime(asked=True)
             self._grow(engine, waiting=True)
+        self._source.forget(engine.delivered)
         return _NONE
 
     # -- the numbers ---------------------------------------------------------------------------------------------
@@ -147,12 +144,12 @@ class LoaderIterator:
         try:
             self._apply()
         except Exception as error:
-            self._engines.refused(error, self.engine)
+            self.engines.refused(error, self.engine)
 
     def _apply(self) -> None:
-        engines, engine = self._engines, self.engine
+        engines, engine = self.engines, self.engine
         self._is_put_off = False
-        if self._ended or (engine is None and engines.is_stock):
+        if self.has_ended or (engine is None and engines.is_stock):
             return
         if engine is None:
             self._engage()
@@ -164,27 +161,27 @@ class LoaderIterator:
 
     def _engage(self) -> None:
         """All or nothing: only when our engine runs, the stock one is told to send out nothing more."""
-        engines, stock = self._engines, self._stock
-        several = isinstance(stock, _MultiProcessingDataLoaderIter)
-        sent = stock._send_idx if several else stock._num_yielded
+        engines, stock = self.engines, self._stock
+        sent = self._number - self._begun if stock.sent is None else stock.sent
         length = engines.length()
         if length is not None and sent >= length:
             return  # nothing is left that ours could compute; the next epoch begins in it
-        self._start(stock._sampler_iter, self._number - stock._num_yielded + sent, sent)
+        self._start(stock.iterator._sampler_iter, self._begun + sent, sent)
         engines.watch.end()
-        if several:
-            stock._try_put_index = _nothing
-        else:
+        if stock.sent is None:
             self._stock = None
+        else:
+            stock.stop()
         assert self.engine is not None
         self.engine.prime()
 
     def _start(self, sampler: Iterator[Any], number: int, pulled: int) -> None:
         if self.pool is None:
             self._check_given()
-        pool = self.pool if self.pool is not None else self._engines.pool(self._base_seed)
+        pool = self.pool if self.pool is not None else self.engines.pool(self._base_seed)
+        self._source = Numbered(sampler, self._base_seed, number)
         try:
-            self.engine = self._engines.engine(_numbered(sampler, self._base_seed, number), pulled, pool)
+            self.engine = self.engines.engine(self._source, pulled, pool)
         except BaseException:
             self.pool = None
             if pool is not None:
@@ -194,12 +191,12 @@ class LoaderIterator:
 
     def _check_given(self) -> None:
         """Raise where a worker that starts now would get another dataset than those that started with the iterator."""
-        if self._engines.given() != self._given:
+        if self.engines.given() != self._given:
             raise RuntimeError("the training changed the dataset after its workers had started: no more of them now")
 
     def _grow(self, engine: ElasticMap[Any], waiting: bool) -> None:
         """Start missing workers: one, or as many as can be while the loop has to wait anyway; parked ones at once."""
-        engines, pool = self._engines, self.pool
+        engines, pool = self.engines, self.pool
         try:
             while engine.workers < engines.workers:
                 forks = pool is not None and not pool.idle
@@ -211,6 +208,40 @@ class LoaderIterator:
         except Exception as error:
             engines.refused(error, engine)
 
+    # -- somebody else holds the stock iterator ------------------------------------------------------------------
+
+    def stand_behind(self) -> None:
+        """Have the stock iterator hand these batches on to whoever holds it, in a frame or as an attribute."""
+        self.is_behind = True
+        self._stock.cover(self)
+
+    def give_back(self, goes_on: bool) -> Any:
+        """Return a stock iterator that goes on where this one is, and from which this one then takes its batches.
+
+        Args:
+            goes_on: make one if ours delivers by now; else None is returned then.
+        """
+        if not self._turn.acquire(timeout=GIVE_BACK_S):
+            return None  # somebody fetches, and nothing comes
+        try:
+            if goes_on and not self.has_ended and self.engine is not None and self.engines.loader.in_order:
+                self._return(self.engine, self._source)
+            return None if self._stock is None or self.engine is not None else self._stock.uncover()
+        finally:
+            self._turn.release()
+
+    def _return(self, engine: ElasticMap[Any], source: Any) -> None:
+        """Have the stock engine go on with what ours has not delivered, and then with the sampler."""
+        source.forget(engine.delivered)
+        if self._stock is not None and not self._stock.is_shut:
+            self._stock.resume(source.rest())
+        else:
+            again = torch.Generator().manual_seed(self._base_seed)
+            self._stock = Stock(self.engines.stock_from(source.rest(), again, self._number - self._begun))
+        engine.close()
+        self.engine = None
+        self._drop_pool()
+
     # -- the next epoch and the end ------------------------------------------------------------------------------
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -219,11 +250,11 @@ class LoaderIterator:
             self._reset_alone(loader, first_iter)
 
     def _reset_alone(self, loader: DataLoader[Any], first_iter: bool) -> None:
-        engines, engine = self._engines, self.engine
-        self._ended = False
+        engines, engine = self.engines, self.engine
+        self.has_ended, self._begun = False, self._number
         if engine is None and engines.is_stock:
-            self._stock._reset(loader, first_iter)
-            engines.watch.begin(self._stock)
+            self._stock.reset(loader, first_iter)
+            engines.watch.begin(self._stock.iterator)
             return
         sampler = iter(loader._index_sampler)
         if engine is not None:
@@ -243,26 +274,22 @@ class LoaderIterator:
         self._drop_pool()
         if self._stock is None:
             again = torch.Generator().manual_seed(self._base_seed)
-            self._stock = engines.stock_from(sampler, again)
+            self._stock = Stock(engines.stock_from(sampler, again))
         else:
-            self._stock._reset(loader, first_iter)
-        engines.watch.begin(self._stock)
+            self._stock.reset(loader, first_iter)
+        engines.watch.begin(self._stock.iterator)
 
     def _finish(self) -> None:
-        self._ended = True
+        self.has_ended = True
         if self.engine is None:
-            self._engines.watch.end()
-        elif not self._engines.loader.persistent_workers:
+            self.engines.watch.end()
+        elif not self.engines.loader.persistent_workers:
             # The stock iterator, too, lets its workers go now.
             self.close()
 
-    def give_back(self) -> Any:
-        """Return the stock iterator if it is whole, so that it can take this one's place; None if it is not."""
-        return self._stock if self.engine is None else None
-
     def close(self) -> None:
         """Stop our workers, then the iterator ends; a stock iterator that feeds itself is the user's and goes on."""
-        self._ended = True
+        self.has_ended = True
         if self.engine is not None:
             self._drop_stock()
             self.engine.close()
@@ -270,8 +297,8 @@ class LoaderIterator:
 
     def _drop_stock(self) -> None:
         stock, self._stock = self._stock, None
-        if isinstance(stock, _MultiProcessingDataLoaderIter):
-            stock._shutdown_workers()
+        if stock is not None:
+            stock.end()
 
     def _drop_pool(self) -> None:
         pool, self.pool = self.pool, None
@@ -284,13 +311,3 @@ class LoaderIterator:
         except Exception:
             # An interpreter on its way out has no threading left to complain with.
             return
-
-
-def _numbered(sampler: Iterator[Any], base_seed: int, first: int) -> Iterator[tuple[int, int, Any]]:
-    # Without the iterator in it: the engine's threads must not keep that alive.
-    for number, index in enumerate(sampler, first):
-        yield base_seed, number, index
-
-
-def _nothing() -> None:
-    return None

@@ -2,7 +2,8 @@
 
 Nothing is changed before other numbers than the user's are asked for: till then its own iterators deliver, timed.
 Then a running iterator is taken over: its batches in flight are delivered first, and ours continues from its sampler.
-Indices are drawn in the training thread as before.
+Indices are drawn in the training thread as before. Where somebody else holds the running iterator, in a generator or
+as an attribute of the loader, it stays in its place and hands on what ours delivers.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from torch.utils.data.dataloader import (
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.torch_engine import WORKERS, Engines
 from intune_callbacks.pipelines.torch_iterator import LoaderIterator
+from intune_callbacks.pipelines.torch_reach import Seam, attributes, hidden_in, is_of
+from intune_callbacks.pipelines.torch_stock import shown_by
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
 __all__ = ["LoaderIterator", "MapLoader"]
 
 WINDOW = "load.window"
+STOCK = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 MAX_PROCESSES, MAX_THREADS, MAX_WINDOW = 64, 256, 4096
 
 
@@ -48,34 +52,56 @@ class MapLoader:
         self._high = max(loader.num_workers, max_workers or (MAX_PROCESSES if kind == "process" else MAX_THREADS))
         self._engines = Engines(loader, clock, kind)
         self._current: weakref.ref[LoaderIterator] | None = None
-        self._patched = self._closed = False
+        self._seam = Seam(loader, self._get_iterator)
+        self._closed = False
 
     # -- taking over ---------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """See each iterator of the loader from its start."""
-        if not self._patched:
-            self._loader._get_iterator = self._get_iterator  # type: ignore[method-assign]
-            self._patched = True
+        self._seam.open()
+        self._engines.is_let_go = False
 
     def adopt(self, iterator: Any) -> Any:
-        """Put a running stock iterator behind ours, which hands on its batches until other numbers are wanted."""
-        if type(iterator) is LoaderIterator:
-            self._current = weakref.ref(iterator)
-            if not self._closed:
-                self._apply(iterator)  # another one may have had the numbers meanwhile
+        """Put a running stock iterator behind ours, which hands on its batches until other numbers are wanted.
+
+        Args:
+            iterator: the running one, or what hides it; where none is found, ours is met when the loader makes it.
+        """
+        if self._closed:
             return iterator
-        if type(iterator) not in (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter):
-            # A subclass with rules of its own: leave it.
-            return iterator
-        ours = LoaderIterator(self._engines, iterator)
-        self._current = weakref.ref(ours)
+        loader = self._loader
         self.prepare()
-        if self._loader._iterator is iterator:
-            self._loader._iterator = ours  # type: ignore[assignment]
+        found = hidden_in(iterator, loader, self._is_meant)
+        ours = self._ours(found)
+        self._current = None
+        if ours is None and found is not None:
+            held = found is not iterator or any(
+                value is found for name, value in attributes(loader) if name != "_iterator"
+            )
+            if held and not loader.in_order:
+                return iterator  # it could not be given back: what is delivered is not known to be the first
+            ours = LoaderIterator(self._engines, found)
+            if held:
+                ours.stand_behind()
+            elif loader._iterator is found:
+                loader._iterator = ours  # type: ignore[assignment]
+        if ours is None:
+            return iterator
+        self._current = weakref.ref(ours)
         if not self._engines.is_stock:
-            self._apply(ours)
-        return ours
+            self._apply(ours)  # another one may have had the numbers meanwhile
+        return iterator if found is not iterator or ours.is_behind else ours
+
+    def _is_meant(self, value: object) -> bool:
+        if type(value) not in STOCK:
+            return self._ours(value) is not None
+        return is_of(self._loader, value) and (shown_by(value) is None or self._ours(value) is not None)
+
+    def _ours(self, value: object) -> LoaderIterator | None:
+        """Return what delivers behind this object, if that is one of this loader's."""
+        behind = value if type(value) is LoaderIterator else shown_by(value)
+        return behind if type(behind) is LoaderIterator and behind.engines is self._engines else None
 
     def _get_iterator(self) -> Any:
         """In place of the loader's own `_get_iterator`."""
@@ -153,12 +179,18 @@ class MapLoader:
 
     def release(self) -> None:
         """Give the loader its own iterator back from the next epoch on."""
-        if self._patched:
-            self._loader.__dict__.pop("_get_iterator", None)
-            kept: Any = self._loader._iterator
-            if isinstance(kept, LoaderIterator):
-                self._loader._iterator = kept.give_back()
-            self._patched = False
+        self._seam.close()
+        self._engines.is_let_go = True
+        for name, value in attributes(self._loader):
+            ours = self._ours(value)
+            if ours is not None:
+                # A kept iterator is made anew for the next epoch; any other one has to go on where it is.
+                given = ours.give_back(goes_on=name != "_iterator" or ours.is_behind)
+                if given is not None or name == "_iterator":
+                    object.__setattr__(self._loader, name, given)
+        running = self._iterator()
+        if running is not None and running.is_behind:
+            running.give_back(goes_on=True)
 
     def close(self) -> None:
         self._closed = True

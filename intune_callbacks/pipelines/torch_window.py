@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+from torch.utils.data.dataloader import _DatasetKind
 
 from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.torch_reach import Seam, hidden_in, is_of
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
@@ -34,26 +35,55 @@ class WindowLoader:
     def __init__(self, loader: DataLoader[Any], *, clock: Clock) -> None:
         self._loader, self._clock = loader, clock
         self._window = (loader.prefetch_factor or 2) * loader.num_workers
+        self._seam = Seam(loader, self._get_iterator)
+        # Weak: in a cycle with us an iterator would be finalised at some collection, perhaps in a forked child.
+        self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
         self._running: weakref.ref[Any] | None = None
         self._delivered = 0
         self._filling = threading.Lock()
 
     def prepare(self) -> None:
-        """Nothing to do before the first `iter()`."""
+        """See each iterator of the loader from its start."""
+        self._seam.open()
 
     @property
     def _iterator(self) -> Any:
-        # Weak: in a cycle with us the iterator would be finalised at some collection, perhaps in a forked child.
         return self._running() if self._running is not None else None
+
+    def _get_iterator(self) -> Any:
+        """In place of the loader's own `_get_iterator`."""
+        iterator, before = self._seam.stock(), self._iterator
+        if self._is_meant(iterator):
+            self._take(iterator)
+            if before is not None and not before._shutdown and before._task_info:
+                self._running = weakref.ref(before)  # somebody validates on the loader in mid-epoch
+        return iterator
 
     def adopt(self, iterator: Any) -> Any:
         """Replace the rule by which the running iterator sends out work; it stays the same object."""
-        if iterator is not self._iterator and isinstance(iterator, _BaseDataLoaderIter):
-            self._delivered += self._iterator._num_yielded if self._iterator is not None else 0
-            self._running = weakref.ref(iterator)
-            # Each iterator fills itself: two of one loader may run side by side.
-            iterator._try_put_index = partial(self._fill, self._running)  # type: ignore[attr-defined]
+        self.prepare()
+        found = hidden_in(iterator, self._loader, self._is_meant)
+        self._running = None
+        if found is not None:
+            self._take(found)
         return iterator
+
+    def _is_meant(self, value: object) -> bool:
+        return is_of(self._loader, value)
+
+    def _take(self, iterator: Any) -> None:
+        self._running = weakref.ref(iterator)
+        if iterator not in self._taken:
+            self._taken.add(iterator)
+            # Each iterator fills itself: two of one loader may run side by side.
+            iterator._try_put_index = partial(self._fill, self._running)
+            iterator._next_data = partial(self._next_data, self._running)
+
+    def _next_data(self, running: weakref.ref[Any]) -> Any:
+        iterator = running()
+        batch = type(iterator)._next_data(iterator)
+        self._delivered += 1
+        return batch
 
     def _fill(self, running: weakref.ref[Any]) -> None:
         """Send out work until the window is full, through the iterator's own method."""
@@ -87,8 +117,7 @@ class WindowLoader:
         )
 
     def stats(self) -> PipelineStats:
-        delivered = self._delivered + (self._iterator._num_yielded if self._iterator is not None else 0)
-        return PipelineStats(self._clock.wall(), delivered, {})
+        return PipelineStats(self._clock.wall(), self._delivered, {})
 
     def resize(self, allocation: Mapping[str, int]) -> Allocation:
         wanted = clamp(allocation, self.stages())
@@ -100,11 +129,14 @@ class WindowLoader:
         return {WORKERS: self._loader.num_workers, WINDOW: self._window}
 
     def release(self) -> None:
-        """Give the running iterator its own rule back."""
-        iterator = self._iterator
-        # With more in flight than the stock rule allows, its assertion would end the epoch: it keeps ours.
-        if iterator is not None and self._in_flight(iterator) < iterator._prefetch_factor * iterator._num_workers:
-            iterator.__dict__.pop("_try_put_index", None)
+        """Give the running iterators their own rule back, and the loader its own way to make them."""
+        self._seam.close()
+        for iterator in list(self._taken):
+            vars(iterator).pop("_next_data", None)
+            # With more in flight than the stock rule allows, its assertion would end the epoch: it keeps ours.
+            if self._in_flight(iterator) < iterator._prefetch_factor * iterator._num_workers:
+                vars(iterator).pop("_try_put_index", None)
+        self._taken.clear()
 
     def close(self) -> None:
         self.release()

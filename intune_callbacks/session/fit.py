@@ -21,7 +21,7 @@ from intune_callbacks.session.ranks import exchange
 from intune_callbacks.session.warm_start import WarmStart, write_found
 from intune_callbacks.show.page.commands import at_the_end
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Hint, Observation, Stage
+from intune_callbacks.types import Hint, Observation, Pipeline, Stage
 from intune_callbacks.words import short_percent
 
 __all__ = ["TunedFit", "metrics", "samples_in", "stage_metrics"]
@@ -57,6 +57,8 @@ class TunedFit:
         self.waited: str | None = None
         self.warm = WarmStart(settings.warm_start, rank, world)
         self._batch_size = 0
+        self._is_reached = False
+        self._reach_since = 0
 
     def turn(
         self, totals: StepTotals, samples: int, batch_size: int, exposed_wait_s: float | None = None
@@ -73,7 +75,37 @@ class TunedFit:
         if batch_size and not self._batch_size:
             self._batch_size = batch_size
             self.warm.begin(self.tuner, batch_size, versions())
+        if self.tuner.is_warm:
+            self.check_reach(totals.steps)
         return self.tuner.batch(totals, samples, exposed_wait_s)
+
+    def check_reach(self, steps: int) -> None:
+        """Once for each set of loaders: let go what delivered none of the batches that have come.
+
+        Args:
+            steps: of this fit so far; nothing is said before the first.
+        """
+        if self.tuner is None or self._is_reached or self.frozen is not None or steps <= self._reach_since:
+            return
+        self._is_reached = True
+        try:
+            left = self.let_go()
+            if left is not None:
+                self.tuner.rebind(left)
+        except Exception as error:
+            self.give_up("letting a loader go", error)
+
+    def loaders_changed(self, steps: int) -> None:
+        """The trainer has other loaders from now on.
+
+        Args:
+            steps: of this fit so far.
+        """
+        self._is_reached, self._reach_since = False, steps
+
+    def let_go(self) -> Pipeline | None:
+        """Let each loader go whose pipeline delivered no batch, and return what is left; None if all delivered."""
+        return None
 
     def note_wait(self, seen: Observation) -> None:
         """Bring `waited` up to date."""

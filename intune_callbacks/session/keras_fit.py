@@ -14,7 +14,7 @@ from intune_callbacks.measure.device import CudaWait, cuda_wait
 from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.pipelines.base import Combined
-from intune_callbacks.pipelines.find import find
+from intune_callbacks.pipelines.find import Found, find
 from intune_callbacks.record.history import History
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit, stage_metrics
@@ -22,6 +22,7 @@ from intune_callbacks.session.keras_bar import Bar, put_first
 from intune_callbacks.session.keras_hooks import Adopted, Fetches, TrainData, batch_rows, from_fit
 from intune_callbacks.session.keras_timer import LoopReading, LoopTimer
 from intune_callbacks.session.ranks import place
+from intune_callbacks.session.reach import let_go
 from intune_callbacks.show.card import show
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Clock, Hint, Pipeline
@@ -109,6 +110,17 @@ class Fit(TunedFit):
             self.warm.leave("this callback has trained on the same data before, and goes on with what it found")
             self.tuner.load_state_dict(last._state)
 
+    def let_go(self) -> Pipeline | None:
+        data, found = self.data, Found(self.pipeline, self.why, self.hints)  # type: ignore[arg-type]
+        if data is None or data.loader is None or not self.pipeline.stages():
+            return None
+        left = let_go(data.loader, found)
+        if left is found:
+            return None
+        data.give_loader(data.loader)
+        self.pipeline, self.why, self.hints = Combined({}), left.why, left.hints
+        return self.pipeline
+
     def epoch_begin(self, epoch: int, params: Mapping[str, Any]) -> None:
         """From here on the loop waits for data or computes.
 
@@ -186,6 +198,7 @@ class Fit(TunedFit):
         self._closed = True
         if self._finalizer is not None:
             self._finalizer.detach()
+        self.check_reach(self._timer.read().steps)
         for end in self._ends():
             try:
                 end()

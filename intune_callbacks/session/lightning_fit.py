@@ -21,7 +21,7 @@ from intune_callbacks.session.fit import TunedFit, metrics, samples_in
 from intune_callbacks.session.lightning_hooks import FetchHooks, TrainLoaders
 from intune_callbacks.show.card import show
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Clock, Hint, Observation
+from intune_callbacks.types import Clock, Hint, Observation, Pipeline
 
 __all__ = ["Fit"]
 
@@ -112,6 +112,12 @@ class Fit(TunedFit):
                 log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
             self._publish(decision.observation)
 
+    def let_go(self) -> Pipeline | None:
+        if not self.loaders.let_go():
+            return None
+        self.why, self.hints = self.loaders.why(), self.loaders.hints()
+        return self.loaders.pipeline()
+
     def epoch_begin(self) -> None:
         """What follows, up to the first batch, is the start of an epoch."""
         if self.tuner is not None:
@@ -138,6 +144,7 @@ class Fit(TunedFit):
             show_card: False, after an error, keeps the end card from being printed, whatever the user asked for.
         """
         report: Report | None = None
+        self.check_reach(self.timer.read().steps)
         for end in (self.hooks.detach, self.loaders.detach, self.loaders.close):
             try:
                 end()
@@ -165,6 +172,7 @@ class Fit(TunedFit):
         try:
             if self.loaders.refresh():
                 self.tuner.rebind(self.loaders.pipeline())
+                self.loaders_changed(self.timer.read().steps)
                 self.loaders.release_old()
                 self.why, self.hints = self.loaders.why(), self.loaders.hints()
             if self.cuda is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found
+from intune_callbacks.session.reach import let_go
 from intune_callbacks.types import Hint
 
 __all__ = ["FetchHooks", "TrainLoaders", "leaves"]
@@ -159,6 +160,13 @@ class TrainLoaders:
             for name, loader in zip(names, self._loaders, strict=True)
             for hint in self._of(loader).hints
         )
+
+    def let_go(self) -> bool:
+        """Let each loader go whose pipeline delivered no batch; return whether there was one."""
+        before = [self._of(loader) for loader in self._loaders]
+        after = [let_go(loader, found) for loader, found in zip(self._loaders, before, strict=True)]
+        self._found |= {id(loader): (loader, found) for loader, found in zip(self._loaders, after, strict=True)}
+        return after != before
 
     def release_old(self) -> None:
         """Close the pools of loaders Lightning no longer holds."""

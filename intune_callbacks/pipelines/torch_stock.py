@@ -1,0 +1,170 @@
+"""One of a DataLoader's own iterators, as far as ours has to do with it, and the numbers of its batches."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+__all__ = ["Numbered", "Stock", "shown_by"]
+
+
+class Shown(Protocol):
+    """What takes the place of a stock iterator."""
+
+    def __next__(self) -> Any:
+        """Return the next batch."""
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None: ...
+
+
+class Stock:
+    """A running iterator of torch's own, of a map-style loader.
+
+    Args:
+        iterator: the exact type of it is torch's.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self._held: Callable[[], Any] = lambda: iterator
+        self._is_cover = False
+
+    @property
+    def iterator(self) -> Any:
+        """The iterator itself; None when it hands on ours and its user has dropped it."""
+        return self._held()
+
+    @property
+    def sent(self) -> int | None:
+        """Indices it has drawn from the sampler in this epoch; None without workers, where it draws none ahead."""
+        return getattr(self.iterator, "_send_idx", None)
+
+    @property
+    def is_shut(self) -> bool:
+        """True once its workers were let go, by whomever."""
+        return bool(getattr(self.iterator, "_shutdown", False))
+
+    def is_over(self, length: int | None) -> bool:
+        """Return whether it has no batch left, as far as that can be seen.
+
+        Args:
+            length: batches of an epoch, None if unknown.
+        """
+        iterator = self.iterator
+        if self.sent is None:
+            return length is not None and iterator._num_yielded >= length
+        return self.is_shut or not iterator._task_info
+
+    def __iter__(self) -> Stock:
+        return self
+
+    def __next__(self) -> Any:
+        iterator = self._held()
+        return type(iterator)._next_data(iterator) if self._is_cover else next(iterator)
+
+    def reset(self, loader: DataLoader[Any], first_iter: bool) -> None:
+        """Begin the next epoch with the same workers."""
+        type(self.iterator)._reset(self.iterator, loader, first_iter)
+
+    def stop(self) -> None:
+        """Send out nothing more; what is in flight is still delivered."""
+        self.iterator._try_put_index = _nothing
+
+    def resume(self, sampler: Iterator[Any]) -> None:
+        """Go on sending, after `stop`.
+
+        Args:
+            sampler: the indices that follow on those in flight.
+        """
+        iterator = self.iterator
+        iterator._sampler_iter = sampler
+        vars(iterator).pop("_try_put_index", None)
+        for _ in range(iterator._prefetch_factor * iterator._num_workers - (iterator._send_idx - iterator._rcvd_idx)):
+            iterator._try_put_index()
+
+    def end(self) -> None:
+        """Let the workers go, if there are any."""
+        shutdown = getattr(self.iterator, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+
+    def cover(self, ours: Shown) -> None:
+        """Let whoever holds the iterator get the batches of `ours` from it, in this epoch and the next ones.
+
+        Args:
+            ours: from now on held by the iterator, and by nobody else that counts.
+        """
+        iterator = self.iterator
+        # Weak: in a cycle with ours it would be finalised at some collection, perhaps in a forked child.
+        self._held = weakref.ref(iterator)
+        iterator._next_data, iterator._reset = ours.__next__, ours._reset
+        self._is_cover = True
+
+    def uncover(self) -> Any:
+        """Return the iterator as it was before `cover`."""
+        iterator = self.iterator
+        if self._is_cover and iterator is not None:
+            self._held, self._is_cover = lambda: iterator, False
+            for name in ("_next_data", "_reset"):
+                vars(iterator).pop(name, None)
+        return iterator
+
+
+def shown_by(iterator: object) -> Any:
+    """Return what a stock iterator hands on instead of its own batches, None if they are its own.
+
+    Args:
+        iterator: any object.
+    """
+    if not issubclass(type(iterator), _BaseDataLoaderIter):
+        return None
+    return getattr(vars(iterator).get("_next_data"), "__self__", None)
+
+
+class Numbered:
+    """The indices of a sampler with their numbers; those not delivered yet are remembered.
+
+    No iterator of a loader is in it: the engine's threads, which hold it, must not keep one alive.
+
+    Args:
+        sampler: a running iterator over indices.
+        base_seed: of the epoch; stands before each number.
+        first: the number of the first one.
+    """
+
+    def __init__(self, sampler: Iterator[Any], base_seed: int, first: int) -> None:
+        self._sampler, self._base_seed, self._number = sampler, base_seed, first
+        self._ahead: deque[Any] = deque()
+        self._forgotten = 0
+
+    def __iter__(self) -> Numbered:
+        return self
+
+    def __next__(self) -> tuple[int, int, Any]:
+        index = next(self._sampler)
+        self._ahead.append(index)
+        self._number += 1
+        return self._base_seed, self._number - 1, index
+
+    def forget(self, delivered: int) -> None:
+        """Remember only what was not delivered.
+
+        Args:
+            delivered: how many were, since the start.
+        """
+        while self._forgotten < delivered and self._ahead:
+            self._ahead.popleft()
+            self._forgotten += 1
+
+    def rest(self) -> Iterator[Any]:
+        """Return what was not delivered yet, and then what the sampler still gives."""
+        return chain(tuple(self._ahead), self._sampler)
+
+
+def _nothing() -> None:
+    return None

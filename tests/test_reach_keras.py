@@ -1,0 +1,62 @@
+"""Loaders with an iterator of their own under Keras: tuned exactly as they are, or named in the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("keras")
+
+import keras_runs as runs  # noqa: E402
+import reach_patterns as patterns  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from intune_callbacks.keras import InTuneCallback  # noqa: E402
+
+
+def loader(kind: type, **options: Any) -> Any:
+    """The rows of `keras_runs.loader`, from a loader of a class."""
+    torch.manual_seed(5)
+    index = torch.arange(runs.ROWS, dtype=torch.float32)[:, None]
+    return kind(TensorDataset(index.repeat(1, 2), index), batch_size=runs.BATCH, shuffle=True, **options)
+
+
+KINDS = {
+    "generated": lambda **options: loader(patterns.Generated, **options),
+    "infinite": lambda **options: loader(patterns.Infinite, **options),
+    "own": lambda **options: loader(patterns.OwnGenerated, **options),
+    "prepared": lambda **options: patterns.Prepared(loader(DataLoader, **options)),
+}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_fit(name: str, persistent: bool) -> None:
+    made = runs.exact(lambda: KINDS[name](num_workers=1, persistent_workers=persistent))
+    for what in ("seen", "history", "weights"):
+        assert made["tuned"][what] == made["plain"][what]
+    assert made["frozen"] is None and made["resizes"] > 20
+    assert runs.RestlessTuner.made[0].pipeline.stats().delivered >= len(made["plain"]["seen"]) - 2
+
+
+@pytest.mark.parametrize("warmup_batches", [2, 1000])
+def test_a_loader_that_is_not_reached_is_named(warmup_batches: int) -> None:
+    kept: list[Any] = []
+
+    def make() -> Any:
+        kept.append(loader(patterns.Unreachable, num_workers=1))
+        return kept[-1]
+
+    stock = runs.trained(make, [InTuneCallback(mode="off")])
+    callback = InTuneCallback(**runs.EAGER | {"warmup_batches": warmup_batches})
+    tuned = runs.trained(make, [callback])
+    for what in ("seen", "history", "weights"):
+        assert tuned[what] == stock[what]
+    report = callback.report
+    assert report["next"].startswith("behind this loader, a Unreachable, no iterator of DataLoader was found")
+    assert not any("CPUs" in report[key] for key in ("next", "why", "cause"))
+    assert report["stages"] == [] and report["changes"] == 0 and report["advice"] is None
+    assert report["frozen"] is None
+    assert "_get_iterator" not in vars(kept[-1])
