@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import time
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "evaluation": ({"eval_strategy": "steps", "eval_steps": 20}, {}, True),
     "group by length": ({"train_sampling_strategy": "group_by_length"}, {}, True),
     "persistent workers": ({"dataloader_persistent_workers": True}, {}, True),
-    "fewer steps than an epoch": ({"max_steps": 70}, {}, True),
+    "fewer steps than an epoch": ({"data": Slow(960), "max_steps": 180}, {}, True),
     "iterable": ({"data": Stream(), "max_steps": 120, "dataloader_num_workers": 2}, {}, False),
     "observe": ({}, {"mode": "observe"}, False),
 }
@@ -154,8 +155,28 @@ def test_an_error_in_the_training_is_the_users_and_the_next_one_works(tmp_path: 
     assert callback.report["frozen"] is None
     assert callback.report["samples"] == 2 * ROWS
     assert "_get_iterator" not in vars(base)
-    del made, base
-    gc.collect()
+
+
+def test_after_an_error_nothing_outlives_the_trainer(tmp_path: Path) -> None:
+    class Breaks(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.global_step == 60:
+                raise KeyError("mine")
+
+    callback = InTuneCallback(show_card=False, **EAGER)
+
+    def train() -> None:
+        try:
+            trainer(tmp_path, [callback, Breaks()]).train()
+        except KeyError:
+            return
+
+    train()
+    until_s = time.monotonic() + 10.0
+    while multiprocessing.active_children() and time.monotonic() < until_s:
+        gc.collect()
+        time.sleep(0.1)
+    assert not multiprocessing.active_children()
 
 
 def test_figures_reach_the_loggers_and_not_the_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

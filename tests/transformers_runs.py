@@ -21,9 +21,11 @@ class Slow(Dataset):
         return self.rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self.rows:
+            raise IndexError(index)
         time.sleep(0.004)
         x = torch.full((4,), index / self.rows)
-        return {"x": x, "labels": x.sum(), "length": 1 + index % 7}
+        return {"x": x, "labels": x.sum(), "input_ids": torch.zeros(3, dtype=torch.long)}
 
 
 class Stream(IterableDataset):
@@ -39,7 +41,7 @@ class Model(torch.nn.Module):
         super().__init__()
         self.drop, self.layer = torch.nn.Dropout(0.1), torch.nn.Linear(4, 1)
 
-    def forward(self, x: Any, labels: Any = None, length: Any = None) -> dict[str, Any]:
+    def forward(self, x: Any, labels: Any = None, input_ids: Any = None) -> dict[str, Any]:
         time.sleep(0.002)
         out = self.layer(self.drop(x)).squeeze(-1)
         return {"loss": (out - labels).square().mean(), "logits": out}

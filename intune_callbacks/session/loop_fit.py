@@ -21,9 +21,10 @@ from intune_callbacks.record.history import History
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit, samples_in
 from intune_callbacks.session.ranks import place as place_of
+from intune_callbacks.session.reach import let_go
 from intune_callbacks.show.card import show
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Clock, Hint, Observation
+from intune_callbacks.types import Clock, Hint, Observation, Pipeline
 
 __all__ = ["Fetches", "Fit"]
 
@@ -64,7 +65,7 @@ class Fit(TunedFit):
         self._loaders = tuple(loaders)
         self._close_others()
         self._found = [self._find(loader) for loader in self._loaders]
-        self._pipeline = Combined({str(at): f.pipeline for at, f in enumerate(self._found) if f.pipeline is not None})
+        self._pipeline = _combined(self._found)
         self._timer = StepTimer(Clock())
         self._now = Clock().wall
         self._next_look_s, self._unseen, self._batch_samples = 0.0, 0, 0
@@ -115,6 +116,18 @@ class Fit(TunedFit):
         fetches = Fetches(inner, self, place, owner)
         self._running[place] = fetches.token
         return fetches
+
+    def again(self, place: int, token: object) -> None:
+        """An epoch begins on an iterator that is used again.
+
+        Args:
+            place: of its loader.
+            token: the iterator's.
+        """
+        if not self.is_closed:
+            self._running[place] = token
+            if place == 0:
+                self._epoch_begin()
 
     def fetch_begin(self, place: int) -> None:
         """The loop asks for a batch: of the first loader, so its last step is over."""
@@ -223,6 +236,14 @@ class Fit(TunedFit):
         except RuntimeError:  # Python is on its way out
             self.close(show_card)
 
+    def let_go(self) -> Pipeline | None:
+        left = [let_go(loader, found) for loader, found in zip(self._loaders, self._found, strict=True)]
+        if all(one is other for one, other in zip(left, self._found, strict=True)):
+            return None
+        self._found = left
+        self._pipeline = _combined(left)
+        return self._pipeline
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _close_others(self) -> None:
@@ -325,10 +346,17 @@ class Fit(TunedFit):
 
 
 class Fetches:
-    """One iterator of a loader, each fetch timed; it holds the `Live`, which so ends behind it and not before."""
+    """One iterator of a loader, each fetch timed.
+
+    Args:
+        inner: the iterator.
+        fit: what is told of each fetch.
+        place: of the loader among those of the fit.
+        owner: held as long as this is, such as the `Live`, which so ends behind it and not before.
+    """
 
     def __init__(self, inner: Any, fit: Fit, place: int, owner: Any) -> None:
-        self._inner, self._fit, self._owner = inner, fit, owner
+        self.inner, self._fit, self._owner = inner, fit, owner
         self._place, self.token = place, object()
 
     def __iter__(self) -> Fetches:
@@ -337,10 +365,10 @@ class Fetches:
     def __next__(self) -> Any:
         fit = self._fit
         if fit.is_closed:
-            return next(self._inner)
+            return next(self.inner)
         fit.fetch_begin(self._place)
         try:
-            batch = next(self._inner)
+            batch = next(self.inner)
         except BaseException as error:
             fit.fetch_end(self._place, None, False)
             if isinstance(error, StopIteration):
@@ -349,18 +377,27 @@ class Fetches:
         fit.fetch_end(self._place, batch, True)
         return batch
 
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begin the next epoch with the same workers, as a DataLoader asks of the iterator it keeps."""
+        self._fit.again(self._place, self.token)
+        self.inner._reset(loader, first_iter)
+
     def __len__(self) -> int:
-        return len(self._inner)
+        return len(self.inner)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_inner", "_fit", "_owner", "_place", "token"):
+        if name.startswith("__") or name in ("inner", "_fit", "_owner", "_place", "token"):
             raise AttributeError(name)
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
     def __del__(self) -> None:
         fit = vars(self).get("_fit")
         if fit is not None:
             fit.epoch_end(self._place, self.token)
+
+
+def _combined(found: Sequence[Found]) -> Combined:
+    return Combined({str(place): one.pipeline for place, one in enumerate(found) if one.pipeline is not None})
 
 
 def _length(loader: Any) -> int | None:

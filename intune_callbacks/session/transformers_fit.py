@@ -38,7 +38,8 @@ class Fit(loop_fit.Fit):
         restored: Mapping[str, Any],
         show: Callable[[dict[str, float], str], None],
     ) -> None:
-        super().__init__(settings, (loader,))
+        # Not the loader itself: where it ends without `on_train_end`, so does this.
+        super().__init__(settings, (unwrapped(loader),))
         self._show = show
         self._is_step_over = False
         self._undo: list[Callable[[], None]] = []
