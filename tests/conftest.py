@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 CAMPAIGN = {
     *("fault_ends", "fault_matrix", "hostile_datasets", "native_sanitizers", "soak"),
     *("keras_backends", "keras_unchanged", "lightning_unchanged", "lightning_memory", "tfdata_memory"),
-    *("dlrm_hybrid", "dlrm_hybrid_fit", "dlrm_hybrid_jax", "dlrm_hybrid_ranks", "lightning_ddp"),
+    *("dlrm_hybrid", "dlrm_hybrid_fit", "dlrm_hybrid_jax", "dlrm_hybrid_ranks", "lightning_ddp", "loop_ranks"),
     *("page_browser", "docs", "recipes_all", "recipes_bad_rows", "dlrm_dcn", "net_hostile"),
     *("benchmarks", "benchmarks_criteo", "benchmarks_never_slower", "benchmarks_tfdata", "benchmarks_wild"),
 }
