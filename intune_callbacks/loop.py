@@ -62,6 +62,10 @@ class Live:
         place: of the loader among those; the first one's batches are the steps.
     """
 
+    _loader: Any
+    _fit: Fit | None
+    _place: int
+
     def __init__(self, loader: Any, fit: Fit | None, place: int = 0) -> None:
         own = {"_loader": loader, "_place": place, "_fit": fit}
         vars(self).update(own)

@@ -16,7 +16,9 @@ from intune_callbacks.installing import install_line
 from intune_callbacks.types import Resources
 
 BUILT, POSSIBLE, IMPOSSIBLE = (True, True), (False, True), (False, False)
-ALL = dict.fromkeys(("torch", "torchdata", "lightning", "keras", "tensorflow-cpu", "nvidia-ml-py", "numba"), "1.2.3")
+ALL = dict.fromkeys(
+    ("torch", "torchdata", "lightning", "keras", "transformers", "tensorflow-cpu", "nvidia-ml-py", "numba"), "1.2.3"
+)
 OLDEST = {"torch": "1.2", "pytorch-lightning": "1.2.3", "tensorflow": "1", "plotly": "6.0"}
 
 
@@ -52,6 +54,7 @@ def test_all_is_well() -> None:
         ("torch", "torch", "lightning"),
         ("lightning", "pytorch-lightning", "lightning"),
         ("keras", "keras", "keras"),
+        ("transformers", "transformers", "transformers"),
         ("tensorflow-cpu", "tensorflow", "tensorflow"),
         ("nvidia-ml-py", "nvidia-ml-py", "gpu"),
         ("numba", "numba", "criteo"),

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-SCRIPT = '''
+SCRIPT = """
 import json, sys, time
 import torch
 import torch.distributed as dist
@@ -50,7 +50,7 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""
 
 
 def trained(folder: Path, mode: str) -> dict[int, Any]:
