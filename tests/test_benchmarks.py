@@ -278,6 +278,14 @@ def test_decisions_are_counted_until_what_follows_is_fast_enough() -> None:
     assert decisions_to(11.0, deliveries, [3, 6, 10], 0.0, 1.0, 5.0) is None
 
 
+def test_reach_rows() -> None:
+    from benchmarks.reach import main
+
+    rows = main(["--quick", "--only", "plain", "subclass", "--seed", "3"])["rows"]
+    assert [row["loader"] for row in rows] == ["DataLoader", "subclass with a generator"]
+    assert all(row["losses"] == "same" and row["stock_s"] > 0 for row in rows)
+
+
 def test_overhead_rows() -> None:
     from benchmarks.overhead import main
 
