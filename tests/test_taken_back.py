@@ -12,7 +12,7 @@ from views import a_network
 
 from intune_callbacks.config import POLICIES
 from intune_callbacks.decide.dqn import Dqn
-from intune_callbacks.decide.phases import ShellConfig
+from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.types import Allocation, Policy, Stage
 

@@ -191,7 +191,6 @@ class Env:
             cpus=self.cpus.copy(),
             budget=self.cpus.copy(),
             memory=np.clip(used_now, 0.0, 1.0),
-            elapsed_s=np.ones(len(self)),
             noise=np.full(len(self), EXPECTED_NOISE),
             alive=up,
         )
