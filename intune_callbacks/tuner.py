@@ -26,6 +26,7 @@ from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Pol
 __all__ = ["Tuner"]
 
 SAVED_DECISIONS = 20
+"""Decisions at the end that a checkpoint holds. A choice: they say how it went; the file history.jsonl holds all."""
 
 
 class Tuner:

@@ -7,7 +7,7 @@ from typing import Any
 
 from intune_callbacks.config import POLICIES, choice_problem
 from intune_callbacks.decide.dqn import Dqn, ModelJump
-from intune_callbacks.decide.phases import ShellConfig
+from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.types import Allocation, Observation, Policy, Proposal
 

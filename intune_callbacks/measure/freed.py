@@ -12,17 +12,19 @@ import psutil
 __all__ = ["LARGE_BYTES", "Freed", "give_back_freed"]
 
 LARGE_BYTES = 1 << 20
-"""Blocks of this size and more are given back at once after `map_large_blocks`."""
+"""Blocks of this size and more are given back at once after `map_large_blocks`. A choice: to map each smaller one costs
+more than it saves."""
 M_MMAP_THRESHOLD = -3
 """The number of the setting in glibc's malloc.h."""
 GROWN_BYTES = 32 << 20
 """Where the C library's own threshold stands after it has freed large blocks: its upper limit (mallopt(3))."""
 AGAIN_S, LONGEST_S = 2.0, 300.0
-"""Seconds between two attempts to give back memory; twice as long after each that brought little."""
+"""Seconds between two attempts to give back memory; twice as long after each that brought little. A choice: one takes
+milliseconds per GB (malloc_trim(3))."""
 PATIENCE_S = 0.5
-"""At an alarm an attempt that is under way is waited for so long."""
+"""At an alarm an attempt that is under way is waited for so long. A choice: memory that fills up costs the run."""
 LITTLE = 0.01
-"""Less than this share of the process's memory."""
+"""An attempt that gives back less than this share of the process's memory brought little. A choice."""
 
 
 class Freed:

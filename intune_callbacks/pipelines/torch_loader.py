@@ -26,6 +26,7 @@ from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 __all__ = ["LoaderIterator", "MapLoader"]
 
 WINDOW = "load.window"
+# A choice: more than most machines need; a process has memory of its own. CPUs and memory are watched by the guard.
 MAX_PROCESSES, MAX_THREADS, MAX_WINDOW = 64, 256, 4096
 
 

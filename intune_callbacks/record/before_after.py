@@ -17,7 +17,8 @@ from intune_callbacks.words import six_digits
 
 __all__ = ["BeforeAfter", "Mark", "describe", "figures"]
 
-KEPT_WINDOWS = 50
+LAST_WINDOWS = 50
+"""Windows before the first and after the last change that are described. A choice: enough for medians."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,11 @@ class BeforeAfter:
     """Which part of a run came before the first change, which after the last one, and when the allocation settled."""
 
     def __init__(self) -> None:
-        self.before: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
+        self.before: deque[Observation] = deque(maxlen=LAST_WINDOWS)
         self.changes = 0
         self.settled_after_s: float | None = None
         self.now = Mark()
-        self._after: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
+        self._after: deque[Observation] = deque(maxlen=LAST_WINDOWS)
         self._earlier: tuple[Observation, ...] = ()
         self._begun: Mark | None = None
         self._first_change = self._last_change = self._change_before = Mark()

@@ -6,7 +6,8 @@ import json
 import textwrap
 from pathlib import Path
 
-from intune_callbacks.measure.advice import KEPT
+from intune_callbacks.measure.advice import PERSISTENT
+from intune_callbacks.measure.predict import WAITS
 from intune_callbacks.record.report import REPORT, Report, Side, Span, StageRow
 from intune_callbacks.words import (
     ARROW,
@@ -26,12 +27,13 @@ __all__ = ["card_rows", "end_card", "headline", "in_short", "said", "tone"]
 
 FOUND = "found.yaml"
 FILES = ("report.html", REPORT, "history.jsonl", FOUND)
-# Rows of words, folded at this width; numbers, paths and what is to be pasted stay in one line.
 WORDS, WIDTH = ("why", "cause", "also", "next"), 108
-# Below this share of wait the model takes what it gets.
-WAITS = 0.05
+"""Rows of words, folded at this width; numbers, paths and what is to be pasted stay in one line. A choice: longer lines
+are hard to read."""
 BESIDE, MOST_BESIDE = ("startup", "shuffle", "prefetch", "memory", "loader"), 2
+"""Causes told beside the first one, and how many. A choice: what can be mended on its own, and what is read."""
 APART = 0.1
+"""Share from which on two rates, or the time outside of steps, are told apart. A choice: less needs no explanation."""
 
 
 def end_card(report: Report, folder: Path | None = None) -> str:
@@ -145,7 +147,7 @@ def _apart(report: Report, whole: Span, rate: float) -> list[str]:
         return [f"{amount(running)} samples/s at last, {amount(rate)} in the whole run"]
     if paused_s > seam_s:
         return [f"{amount(running)} samples/s while it runs, {amount(rate)} with its start, validation and checkpoints"]
-    mend = f": {KEPT}" if "startup" in [cause.kind for cause in report.causes] else ""
+    mend = f": {PERSISTENT}" if "startup" in [cause.kind for cause in report.causes] else ""
     return [f"{amount(running)} samples/s while it runs, {amount(rate)} with the start of each epoch{mend}"]
 
 

@@ -11,7 +11,7 @@ from intune_callbacks.measure.advice import to_set
 from intune_callbacks.measure.cause import advice, causes
 from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
-from intune_callbacks.measure.predict import WORTH, Advice
+from intune_callbacks.measure.predict import LEAST_GAIN, Advice
 from intune_callbacks.record.report import Report, Span
 from intune_callbacks.record.versions import versions
 from intune_callbacks.words import SLOWER, amount, changed, count, ratio
@@ -19,8 +19,12 @@ from intune_callbacks.words import SLOWER, amount, changed, count, ratio
 __all__ = ["build_report"]
 
 LEAST_LOSS, ERRORS = 0.03, 2.0
+"""Share of the throughput, and standard errors of both sides, by which a changed run is called slower. A choice: a
+machine changes by some percent, and of normal errors 5 % are larger."""
 RAISED = 1.5
-LATELY = 2
+"""Factor on its workers from which on a stage counts as tried with more. A choice: less brings too little to see."""
+LAST_DECISIONS = 2
+"""Decisions at the end whose vetoes are a cause: what the guard refuses now, not what it once refused."""
 OF_NUMBERS = ("storage", "workers", "loader", "startup")
 """Causes whose remedy is in the advised numbers."""
 
@@ -89,7 +93,7 @@ def _evidence(summary: Report) -> Evidence:
         hints=summary.hints,
         whole={"steps": summary.steps} | {key: value for key, value in whole.items() if value is not None},
         tried=_tried(summary.decisions),
-        vetoes=tuple(veto for decision in summary.decisions[-LATELY:] for veto in decision["vetoes"]),
+        vetoes=tuple(veto for decision in summary.decisions[-LAST_DECISIONS:] for veto in decision["vetoes"]),
         first={row.name: row.first for row in summary.stages if row.first is not None},
     )
 
@@ -117,12 +121,12 @@ def _advice(summary: Report, seen: Measured | None, known: Evidence) -> Advice:
 
 def _advised(summary: Report, found: Advice, last: Sequence[Cause], seen: Measured | None) -> dict[str, Any] | None:
     rows = [asdict(row) for row in summary.stages]
-    lines, words = to_set(found.allocation, rows, found.kept) if found.gain > 1.0 else ([], [])
+    lines, words = to_set(found.allocation, rows, found.persistent) if found.gain > 1.0 else ([], [])
     gain = found.gain
     for cause in last:
         if cause.line and (cause.kind not in OF_NUMBERS or not summary.stages):
             lines, gain = [*lines, *cause.line.splitlines()], gain * cause.gain
-    if gain < WORTH or not (lines or words) or seen is None:
+    if gain < LEAST_GAIN or not (lines or words) or seen is None:
         return None
     gain = min(gain, (seen.period_s + seen.seam_s) / seen.model_s)  # no input is faster than the model
     return {"allocation": found.allocation, "gain": round(gain, 3), "lines": lines, "words": words}

@@ -17,12 +17,14 @@ from intune_callbacks.words import number, six_digits
 __all__ = ["HISTORY", "Decision", "History", "Tail"]
 
 HISTORY = "history.jsonl"
-KEPT = 1000
-"""Of each kind of decision so many are remembered besides the first ones."""
+REMEMBERED = 1000
+"""Of each kind of decision so many are remembered besides the first ones. A choice: at one a second a
+quarter of an hour."""
 FIRST = 500
-"""The first decisions in which something happened: there most of a run is decided."""
+"""The first decisions in which something happened. A choice: there most of a run is decided."""
 WRITTEN = 5000
-"""So many decisions are written one by one; from then on, each time so many were, half as often."""
+"""So many decisions are written one by one; from then on, each time so many were, half as often. A choice: a month at
+one a second makes some 50,000 lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,8 @@ class History:
     def __init__(self, path: Path | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._first: list[Decision] = []
-        self._events: deque[Decision] = deque(maxlen=KEPT)
-        self._others: deque[Decision] = deque(maxlen=KEPT)
+        self._events: deque[Decision] = deque(maxlen=REMEMBERED)
+        self._others: deque[Decision] = deque(maxlen=REMEMBERED)
         self._added = self._lines = 0
 
     def add(self, decision: Decision) -> None:

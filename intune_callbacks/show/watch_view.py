@@ -13,6 +13,7 @@ __all__ = ["line", "live", "sparkline", "view"]
 
 BARS = "▁▂▃▄▅▆▇█"
 PANELS = 4
+"""Ranks that get a panel each; more get a row each. A choice: what a terminal has lines for."""
 
 
 def line(rank: Rank, decision: Mapping[str, Any]) -> str:

@@ -12,7 +12,8 @@ from intune_callbacks.show.page.plot import COLOURS, DASHES, Drawing, Plots, Sig
 
 __all__ = ["draw", "draw_together"]
 
-# Points per line, marks, values of all lines, and means at most: what keeps the page small, and quick to open.
+# Points per line, marks, values of all lines, and means at most. A choice: more than a screen has pixels for makes the
+# page large, and slow to open.
 POINTS, MARKS, VALUES, MEANS = 2000, 1500, 60_000, 150
 
 

@@ -21,7 +21,7 @@ from intune_callbacks.show.page.sides import allocation_line, before_and_after, 
 
 __all__ = ["check_packages", "comparison_html", "page_html", "write"]
 
-# Of many eventful decisions the first and the last are listed.
+# Of many eventful decisions the first and the last are listed. A choice: the start decides most, the end is how it is.
 LISTED = (20, 80)
 # plotly.js is a core that draws lines, to which its last statement adds some fifty other kinds of plots, see
 # https://github.com/plotly/plotly.js/blob/master/lib/index.js. What is not added is not evaluated either: the page is

@@ -14,7 +14,8 @@ from intune_callbacks.words import PAGE_ARROW, amount, four_digits, quantity, se
 __all__ = ["Box", "boxes", "facts", "wait_of_rank"]
 
 FLAGS = {"now": "bottleneck", "first": "bottleneck at first", "": ""}
-LATELY = 20
+LAST_WINDOWS = 20
+"""Windows at the end whose median stands in a box. A choice: how it is now, without the noise of one window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +84,5 @@ def _moved(stage: StageRow) -> str:
 
 
 def _lately(values: Sequence[float | None] | None) -> float | None:
-    known = [value for value in (values or ())[-LATELY:] if value is not None]
+    known = [value for value in (values or ())[-LAST_WINDOWS:] if value is not None]
     return median(known) if known else None

@@ -20,9 +20,11 @@ __all__ = ["COLOURS", "DASHES", "SIGNS", "Drawing", "Plots", "Sign"]
 Sign = tuple[str, str, str]
 """Colour, sign and label of one thing in a legend."""
 
-# Characters of reasons at most; of a run with very many different ones each is cut.
+# Characters of reasons at most; of a run with very many different ones each is cut. A choice: a quarter of a MB.
 TEXTS, CUTS = 250_000, (400, 200, 120, 80, 60, 40, 20)
+# Characters of a line beside the pointer, and of a name in a legend. A choice: what a small screen has room for.
 FOLDED, LONGEST = 46, 60
+# Of a point in time: milliseconds in a run of hours.
 DIGITS_OF_TIME = 7
 SEAM = "start of an epoch"
 SIGNS = {CHANGED: "▲", TAKEN_BACK: "▽", REFUSED: "✕", ADVISED: "◇", SEAM: "╵"}
@@ -34,9 +36,11 @@ SYMBOLS = {
     SEAM: "line-ns-open",
 }
 DASHES = {"solid": "━", "dash": "╍", "dot": "┅"}
-# Of Okabe and Ito, a little darker. In the dark the style sheet inverts the plots and keeps their hues.
+# Of Okabe and Ito, which the colour-blind tell apart, a little darker. In the dark the style sheet inverts the plots
+# and keeps their hues.
 COLOURS = ("#0072b2", "#d98c00", "#009e73", "#b5588a", "#3fa0d8", "#d55e00", "#8f8200", "#55606b")
 INK, MUTED, GRID = "#1b2126", "#5a6670", "#5a667030"
+# Height of a plot, and from one to the next. A choice: several are seen at once, with room for title and axis.
 PLOT_PX, GAP_PX = 124, 66
 LAYOUT: dict[str, Any] = {
     "margin": {"l": 54, "r": 14, "t": 30, "b": 28},
