@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import psutil
 
+from intune_callbacks.types import Probe, Resources
+
 __all__ = ["LARGE_BYTES", "Freed", "give_back_freed"]
 
 LARGE_BYTES = 1 << 20
@@ -52,6 +54,22 @@ class Freed:
         """
         if not self._maps:
             self._maps = _set_threshold(LARGE_BYTES)
+
+    def read(self, probe: Probe, soft_limit: float, item_bytes: float) -> Resources:
+        """Return what there is; near the memory limit, after what is only kept for later was given back.
+
+        Args:
+            probe: what the machine has.
+            soft_limit: share of its memory that is planned with, 0..1.
+            item_bytes: the largest item of the pipeline.
+        """
+        seen = probe.read()
+        limit = soft_limit * seen.memory_limit_bytes
+        if seen.memory_used_bytes <= limit / 2:
+            return seen
+        if item_bytes >= LARGE_BYTES:
+            self.map_large_blocks()
+        return probe.read() if self.give_back(now=seen.memory_used_bytes > limit) else seen
 
     def give_back(self, now: bool) -> bool:
         """Return freed memory to the system, in a thread beside the training, if it is time for that.

@@ -79,6 +79,10 @@ class BeforeAfter:
         """
         return (tuple(self._after) or self._earlier) if self.changes else tuple(self.before)
 
+    def passed(self, totals: StepTotals, samples: int) -> None:
+        """The run has come so far, and trained on so many samples since the last call."""
+        self.now = Mark(totals, self.now.samples + samples)
+
     def begin(self) -> None:
         """The warm-up is over."""
         self._begun = self._begun or self.now
@@ -99,10 +103,10 @@ class BeforeAfter:
         self._earlier = tuple(self._after) or self._earlier
         self._after.clear()
 
-    def settled(self, wall_s: float) -> None:
+    def settled(self) -> None:
         """The policy holds what it found; the first time since the last change counts."""
         if self.changes and self.settled_after_s is None:
-            self.settled_after_s = wall_s
+            self.settled_after_s = self.now.totals.wall_s
 
     def describe_before(self) -> Side:
         """Return `describe` of the time from the warm-up to the first change."""

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,21 @@ class History:
         self._first: list[Decision] = []
         self._events: deque[Decision] = deque(maxlen=REMEMBERED)
         self._others: deque[Decision] = deque(maxlen=REMEMBERED)
+        self._last: Decision | None = None
         self._added = self._lines = 0
+
+    def decided(self, decision: Decision) -> None:
+        """Take the newest decision, which shows the effect of the one before; that one is added."""
+        last, self._last = self._last, decision
+        if last is not None:
+            before, after = last.observation.samples_per_s, decision.observation.samples_per_s
+            self.add(replace(last, effect=after / before if before > 0.0 else None))
+
+    def close(self) -> None:
+        """Add the newest decision; its effect is never known."""
+        last, self._last = self._last, None
+        if last is not None:
+            self.add(last)
 
     def add(self, decision: Decision) -> None:
         """Remember one decision whose effect is known, or never will be; a line that cannot be written is the last."""
@@ -139,13 +153,15 @@ class History:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What is remembered, oldest first."""
-        return tuple(sorted((*self.events, *self._others), key=lambda decision: decision.observation.step))
+        """What is remembered, oldest first, but for the newest one."""
+        known = (*self._first, *self._events, *self._others)
+        return tuple(sorted(known, key=lambda decision: decision.observation.step))
 
     @property
     def events(self) -> tuple[Decision, ...]:
-        """The decisions in which something was proposed, changed or refused."""
-        return (*self._first, *self._events)
+        """The decisions in which something was proposed, changed or refused, the newest one included."""
+        newest = (self._last,) if self._last is not None and self._last.is_eventful else ()
+        return (*self._first, *self._events, *newest)
 
 
 class Tail:
