@@ -151,8 +151,8 @@ def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return None
     busy = f"the input keeps {seen.cpus_busy:.1f} of {_cpus(seen)} busy"
     if had < CPUS_BUSY * seen.cpus:
-        taken = "the CPUs are taken by the training and others"
-        busy = f"{taken}: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
+        others = "the CPUs are taken by the training and others"
+        busy = f"{others}: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
     gain = advise(seen, _most(seen, known), cpus=2 * had, share=known.share, may_persist=False).gain
     if gain >= LEAST_GAIN:
         busy += f"; with twice as many CPUs, or {stage.name!r} half as dear, expected {ratio(gain)}"
@@ -172,18 +172,18 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return Cause("workers", stage.name, f"{item} takes {moment(rate.service_s)} in {many}", line, found.gain)
     if rate.service_cpu_s < min(COMPUTES * rate.service_s, rate.service_s - LEAST_READ_S):
         waits = f"waits {moment(rate.service_s - rate.service_cpu_s)} for its reads"
-        told = f"{item} {waits} and computes {moment(rate.service_cpu_s)}"
+        sentence = f"{item} {waits} and computes {moment(rate.service_cpu_s)}"
         if found.gain >= LEAST_GAIN:
-            told += ": more workers overlap the waits, more CPUs do not help"
+            sentence += ": more workers overlap the waits, more CPUs do not help"
         elif stage.kind == "io" and stage.current >= stage.high:
-            told += (
+            sentence += (
                 f"; it reads {stage.current} files at once, as many as its cycle_length: a longer one overlaps more "
             )
-            told += "waits, and changes the order of the samples"
-        return Cause("storage", stage.name, told, line, found.gain)
+            sentence += "waits, and changes the order of the samples"
+        return Cause("storage", stage.name, sentence, line, found.gain)
     free = max(0.0, seen.cpus_had - seen.cpus_busy)
-    told = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
-    return Cause("workers", stage.name, f"{told}, while {free:.1f} of {_cpus(seen)} are free", line, found.gain)
+    sentence = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
+    return Cause("workers", stage.name, f"{sentence}, while {free:.1f} of {_cpus(seen)} are free", line, found.gain)
 
 
 def _cpus(seen: Measured) -> str:
@@ -224,8 +224,8 @@ def _shuffle(seen: Measured, known: Evidence) -> Cause | None:
     late = first_s > WAITS * (known.whole.get("wall_s") or float("inf"))
     if gain < LEAST_GAIN and not late:
         return None
-    told = f"{hint.what}: the first batch came after {moment(first_s)}" if first_s else hint.what
-    return _if_it_pays(Cause("shuffle", hint.stage, told, hint.line, gain))
+    sentence = f"{hint.what}: the first batch came after {moment(first_s)}" if first_s else hint.what
+    return _if_it_pays(Cause("shuffle", hint.stage, sentence, hint.line, gain))
 
 
 def _prefetch(seen: Measured, known: Evidence) -> Cause | None:

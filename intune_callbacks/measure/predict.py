@@ -238,8 +238,8 @@ def _has_room(seen: Measured, then: Mapping[str, int]) -> bool:
         if rate is not None:
             # Two results in progress or finished for each worker.
             extra += (then[stage.name] - stage.current) * (rate.worker_bytes + 2.0 * rate.item_bytes)
-    room = MEMORY_FRAC * seen.memory_limit_bytes - seen.memory_used_bytes
-    return not extra or not seen.memory_limit_bytes or extra <= room
+    free_bytes = MEMORY_FRAC * seen.memory_limit_bytes - seen.memory_used_bytes
+    return not extra or not seen.memory_limit_bytes or extra <= free_bytes
 
 
 def _is_started_anew(stage: Stage) -> bool:
