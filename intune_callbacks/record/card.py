@@ -152,7 +152,7 @@ def _apart(report: Report, whole: Span, rate: float) -> list[str]:
 
 
 def _also(report: Report) -> str:
-    """The causes not told of yet that gain something or do harm for certain, two at most, a line each."""
+    """The causes not named yet that gain something or do harm for certain, two at most, a line each."""
     shown = f"{report.cause}\n{report.next}"
     others = [cause for cause in report.causes if cause.kind in BESIDE and cause.sentence not in shown]
     gains = (f" (expected {ratio(cause.gain)})" if cause.gain > 1.0 else "" for cause in others)
