@@ -121,11 +121,11 @@ def test_noise_is_the_scatter_of_the_throughput() -> None:
         assert continued(Track(views[0]), *views[1:]).noise[0] == pytest.approx(noise, abs=0.01 + 0.3 * noise)
 
 
-OF_MOVES = ("measured elasticity of the service time", "measured elasticity of the throughput", "how far the slot was moved")
+OF_MOVES = ("measured elasticity of the service", "measured elasticity of the throughput", "how far the slot was moved")
 
 
 def moves_of(track: Track) -> list[Any]:
-    """Return what the state says of the moves of each slot: what service time and throughput did, and how far they went."""
+    """Return what the state says of the moves of each slot: what service time and throughput did, and how far."""
     value = track.view.value
     slots, _ = features(track.view, track, value, np.ones_like(value))
     return [slots[0, :, [text.startswith(name) for text in OF_SLOT].index(True)] for name in OF_MOVES]

@@ -116,8 +116,8 @@ def _machine(plots: Plots, columns: RunColumns, soft: float | None) -> None:
 def _left_out(columns: RunColumns, described: int, marked: int, cut: int | None) -> Iterator[str]:
     if described < len(columns):
         yield (
-            f"{described} of {len(columns)} decisions are drawn or told: each in which something was changed, taken back, "
-            f"refused or advised, and of the others the peaks; {HISTORY} has them all"
+            f"{described} of {len(columns)} decisions are drawn or told: each in which something was changed, taken "
+            f"back, refused or advised, and of the others the peaks; {HISTORY} has them all"
         )
     if marked < len(columns.eventful):
         yield f"{marked} of {len(columns.eventful)} marks are drawn; the others are found by hovering"
