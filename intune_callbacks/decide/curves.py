@@ -195,9 +195,7 @@ def _prior(shape: tuple[int, ...]) -> Floats:
     return np.stack([np.full(shape, of) for of in _PRIOR])
 
 
-def _updated(
-    now: Floats, one: Floats, two: Floats, theta: Floats, precision: Floats
-) -> tuple[Floats, Floats, Floats]:
+def _updated(now: Floats, one: Floats, two: Floats, theta: Floats, precision: Floats) -> tuple[Floats, Floats, Floats]:
     """Make one step of recursive least squares with directional forgetting.
 
     Returns the precision after a reading, the change of the coefficients, and the variance of the linear and the square
