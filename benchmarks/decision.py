@@ -30,8 +30,9 @@ from intune_callbacks.decide.dqn import Dqn
 from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT, features
 from intune_callbacks.decide.live import view_of
 from intune_callbacks.decide.moves import allowed, best_moves
-from intune_callbacks.decide.network import PARAMETERS, Network, shipped
-from intune_callbacks.decide.phases import ShellConfig, Values
+from intune_callbacks.decide.network import PARAMETERS, Network, Values, shipped
+from intune_callbacks.decide.progress import ShellConfig
+from intune_callbacks.decide.shell import USABLE
 from intune_callbacks.decide.target import target
 from intune_callbacks.decide.track import Track
 from intune_callbacks.decide.view import Floats, Ints, View
@@ -136,11 +137,11 @@ def _parts(pipeline: Synthetic, count: int) -> dict[str, list[float]]:
         seen = pipeline.observe()
         clock("learn", partial(known.learn, seen))
         counts = clock("counts", known.of_stages)
-        view = clock("view", partial(view_of, seen, pipeline.cpu_share, counts))
+        view = clock("view", partial(view_of, seen, pipeline.cpu_share, counts, known.demand, {}))
         track = track or Track(view)
         clock("track", partial(track.update, view))
         ratio = view.window / np.maximum(view.value, 1.0)
-        aimed = clock("target", partial(target, view, track.curves, c.usable))
+        aimed = clock("target", partial(target, view, track.curves, USABLE))
         slots, whole = clock("features", partial(features, view, track, aimed, ratio))
         q = clock("network", partial(network, slots, whole, view.mask))
         clock("argmax", partial(_argmax, view, ratio, q, c))
@@ -151,7 +152,7 @@ def _parts(pipeline: Synthetic, count: int) -> dict[str, list[float]]:
 
 
 def _argmax(view: View, ratio: Floats, q: Floats, config: ShellConfig) -> Ints:
-    return best_moves(q, allowed(view, ratio, config.memory_limit), view.worker_weight, view.room)
+    return best_moves(q, allowed(view, ratio, config.memory_limit), view.worker_weight, view.free_cpus)
 
 
 def run(stages: Sequence[int], count: int, seed: int) -> list[dict[str, Any]]:

@@ -16,6 +16,8 @@ from intune_callbacks.errors import BadData, BuildFailed, ConfigError, MissingPa
 __all__ = ["main"]
 
 MINUTES, QUICK_DECISIONS = 60.0, 40_000
+"""Length of `intune pretrain`, and of it with `--quick`. A choice: several times what the shipped weights took, as the
+card says, and seconds, which show that it runs."""
 COMMANDS = "intune_callbacks.commands"
 """Group of the entry points of installed packages that add commands: each a function of argparse's subparsers."""
 

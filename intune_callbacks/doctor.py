@@ -20,6 +20,7 @@ __all__ = ["Finding", "examine", "text"]
 
 GB = 1e9
 LITTLE_SHM_BYTES = 1 << 30
+"""Below this a stock DataLoader may run out of it. A choice: Docker gives 64 MB where nobody asked for more."""
 STATES = ("ok", "limited", "missing")
 
 # Packages of which one is enough, what they bring, and the extra that installs them.

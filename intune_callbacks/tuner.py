@@ -12,13 +12,13 @@ from intune_callbacks.errors import warn
 from intune_callbacks.guard.arbiter import changes, movable, resolve
 from intune_callbacks.guard.guard import Guard
 from intune_callbacks.guard.net import Net
-from intune_callbacks.measure.freed import LARGE_BYTES, Freed
+from intune_callbacks.measure.freed import Freed
 from intune_callbacks.measure.pace import Pace
 from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.steady import NO_ROUND, round_of
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.measure.window import Window
-from intune_callbacks.record.before_after import BeforeAfter, Mark
+from intune_callbacks.record.before_after import BeforeAfter
 from intune_callbacks.record.history import Decision, History
 from intune_callbacks.record.report import Memory, Report, StageRow
 from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Resources, Stage
@@ -26,6 +26,7 @@ from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Pol
 __all__ = ["Tuner"]
 
 SAVED_DECISIONS = 20
+"""Decisions at the end that a checkpoint holds. A choice: they say how it went; the file history.jsonl holds all."""
 
 
 class Tuner:
@@ -60,13 +61,8 @@ class Tuner:
         self._guard = Guard(config)
         self._freed = Freed(self._clock.wall)
         self._net = Net(config.decide_every_s if config.mode == "tune" else 0.0)
-        self._epoch_batches: int | None = None
-        self._batches: int | None = None
         self._window = Window()
-        self._totals = StepTotals()
-        self._samples = 0
         self._before_after = BeforeAfter()
-        self._pending: Decision | None = None
         self._stages: tuple[Stage, ...] = ()
         self._carried: Allocation = {}
         self._past: list[dict[str, Any]] = []
@@ -89,18 +85,16 @@ class Tuner:
         Returns:
             The decision of this batch; None when none was due. Its effect is known at the next one.
         """
-        self._samples += samples
-        self._totals = totals
+        self._before_after.passed(totals, samples)
         if self.frozen is not None:
             return None
         try:
             if not self._pace.is_due(totals):
                 return None
-            self._before_after.now = Mark(totals, self._samples)
             if self._pace.is_measuring:
                 return self._turn(totals, exposed_wait_s)
             self._before_after.begin()
-            self._window.restart(totals, self._samples, self._pipeline.stats(), exposed_wait_s)
+            self._window.restart(totals, self._before_after.now.samples, self._pipeline.stats(), exposed_wait_s)
             self._pace.measure(totals, self._net.is_trying, self._round)
         except Exception as error:
             self._freeze(error)
@@ -113,7 +107,7 @@ class Tuner:
             epoch_batches: batches of one epoch, None if unknown.
             batches: of the whole run, None if unknown.
         """
-        self._epoch_batches, self._batches = epoch_batches, batches
+        self._window.expect(epoch_batches, batches)
 
     def end(self, totals: StepTotals, samples: int = 0) -> None:
         """The training is over: the figures of the whole run go up to here.
@@ -122,18 +116,17 @@ class Tuner:
             totals: the step timer's totals.
             samples: trained on since the last turn.
         """
-        self._samples += samples
-        self._totals = totals
+        self._before_after.passed(totals, samples)
 
     def rebind(self, pipeline: Pipeline) -> None:
         """Go on with new loader objects (a new epoch): what was tuned is carried over by stage name."""
         self._pipeline = pipeline
         if self.frozen is not None:
             return
-        before = {stage.name: stage.current for stage in self._stages}
+        before = self._allocation
         try:
             self._carry_over()
-            if {stage.name: stage.current for stage in self._stages} == before:
+            if self._allocation == before:
                 # The same as before, so what is being measured goes on: else short epochs would never be judged.
                 self._window.rebase(pipeline.stats())
             else:
@@ -143,11 +136,9 @@ class Tuner:
 
     def close(self) -> None:
         """Write the last decision; the pipeline is left as it is."""
-        pending, self._pending = self._pending, None
         self._freed.close()
         try:
-            if pending is not None:
-                self.history.add(pending)
+            self.history.close()
         except Exception as error:
             if self.frozen is None:
                 self._freeze(error)
@@ -159,34 +150,31 @@ class Tuner:
 
     def summary(self) -> Report:
         """Return what was measured and done, without what follows from it: that is `build_report`'s to say."""
-        seen = self._before_after
-        seen.now = Mark(self._totals, self._samples)
+        seen, now = self._before_after, self._before_after.now
         first = seen.before[0].allocation if seen.before else {}
-        events = [*self.history.events, *([self._pending] if self._pending and self._pending.is_eventful else [])]
         return Report(
             mode=self.config.mode,
             policy=self.policy.name,
             frozen=self.frozen,
             changes=seen.changes,
             settled_after_s=seen.settled_after_s,
-            wall_s=self._totals.wall_s,
-            steps=self._totals.steps,
-            samples=self._samples,
+            wall_s=now.totals.wall_s,
+            steps=now.totals.steps,
+            samples=now.samples,
             stages=tuple(StageRow(**asdict(s), first=first.get(s.name, s.current)) for s in self._stages),
             memory=Memory(soft_limit_frac=self.config.memory_soft_limit),
             before=seen.describe_before(),
             after=seen.describe_after(),
             whole=seen.whole(),
-            decisions=tuple(decision.to_json() for decision in events),
+            decisions=tuple(decision.to_json() for decision in self.history.events),
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Return allocation, policy, guard and the tail of the history, in plain JSON types."""
         tail = [decision.to_json() for decision in self.history.decisions[-SAVED_DECISIONS:]]
-        allocation = {stage.name: stage.current for stage in self._stages}
         return {
             "mode": self.config.mode,
-            "allocation": self._carried | allocation if self._before_after.changes or self._carried else {},
+            "allocation": self._carried | self._allocation if self._before_after.changes or self._carried else {},
             "policy": {"name": self.policy.name, "state": self.policy.state_dict()},
             "guard": self._guard.state_dict(),
             "history": [*self._past, *tail][-SAVED_DECISIONS:],
@@ -230,64 +218,44 @@ class Tuner:
 
     def _turn(self, totals: StepTotals, exposed_wait_s: float | None) -> Decision:
         stats = self._pipeline.stats()
-        observation = self._window.observe(
-            totals,
-            self._samples,
-            stats,
-            self._read_stages(),
-            self._resources(),
-            totals.steps,
-            exposed_wait_s,
-            epoch_batches=self._epoch_batches,
-            remaining_batches=None if self._batches is None else max(0, self._batches - totals.steps),
-        )
+        samples, stages = self._before_after.now.samples, self._read_stages()
+        observation = self._window.observe(totals, samples, stats, stages, self._resources(), exposed_wait_s)
         self._before_after.observed(observation)
         self._net.begin(observation.stages)
         self._net.watch(observation, totals)
         decision = self._decide(observation)
-        pending, self._pending = self._pending, decision
+        self.history.decided(decision)
         self._round = round_of(replace(observation, stages=self._stages), stats)
         if decision.applied:
             self._settle()
         else:
             self._pace.measure(totals, self._net.is_trying, self._round)
-        if pending is not None:
-            before = pending.observation.samples_per_s
-            self.history.add(replace(pending, effect=observation.samples_per_s / before if before > 0.0 else None))
         return decision
 
     def _resources(self) -> Resources:
-        """Return what there is; near the memory limit, after what is only kept for later was given back."""
-        seen = self._probe.read()
-        limit = self.config.memory_soft_limit * seen.memory_limit_bytes
-        if self.config.mode != "tune" or seen.memory_used_bytes <= limit / 2:
-            return seen
-        if self._guard.largest_item_bytes >= LARGE_BYTES:
-            self._freed.map_large_blocks()
-        return self._probe.read() if self._freed.give_back(now=seen.memory_used_bytes > limit) else seen
+        if self.config.mode != "tune":
+            return self._probe.read()
+        return self._freed.read(self._probe, self.config.memory_soft_limit, self._guard.largest_item_bytes)
 
     def _decide(self, observation: Observation) -> Decision:
         before, mode = observation.allocation, self.config.mode
         if mode == "observe":
             return Decision(observation, before, before, reason="observing")
         found = resolve(observation, self.policy, self._guard, self._net, tune=mode == "tune")
-        told = (found.proposed, found.granted, found.reason, found.vetoes)
-        decision = Decision(observation, before, before, *told, settled=found.settled)
+        wish = (found.proposed, found.granted, found.reason, found.vetoes)
+        decision = Decision(observation, before, before, *wish, settled=found.settled)
         if mode == "advise" or not found.granted:
-            self._note(found.holds)
+            if found.holds:
+                self._before_after.settled()
             return decision
         after, resize_s = self._resize(found.granted, before)
-        decision = replace(decision, vetoes=(*found.vetoes, *self._not_in_force()))
+        if why_not := getattr(self._pipeline, "why_not", ""):
+            decision = replace(decision, vetoes=(*found.vetoes, f"not all of it is in force: {why_not}"))
         if found.alarm or (found.back is not None and after != found.back.allocation):
             self._net.forget()  # the best of before is not to be had any more
         if found.alarm and hasattr(self._pipeline, "trim"):
             self._pipeline.trim()
         return replace(decision, after=after, applied=after != before, resize_s=resize_s)
-
-    def _not_in_force(self) -> tuple[str, ...]:
-        """Return why the pipeline could not do what was granted, if it could not."""
-        why_not = getattr(self._pipeline, "why_not", "")
-        return (f"not all of it is in force: {why_not}",) if why_not else ()
 
     def _resize(self, granted: Allocation, before: Allocation) -> tuple[Allocation, float]:
         begin_s = self._clock.wall()
@@ -304,7 +272,7 @@ class Tuner:
         """Bring the pipeline to the allocation that was tuned before, within what the guard permits now."""
         wanted = dict(self._carried)
         if self._before_after.changes:
-            wanted |= {stage.name: stage.current for stage in self._stages}
+            wanted |= self._allocation
         stages = movable(self._read_stages())
         self._net.begin(stages)
         if not wanted or self.config.mode != "tune":
@@ -314,6 +282,10 @@ class Tuner:
         if missing:
             self._net.changed(now.allocation | self._pipeline.resize(missing))
             self._read_stages()
+
+    @property
+    def _allocation(self) -> Allocation:
+        return {stage.name: stage.current for stage in self._stages}
 
     def _read_stages(self) -> tuple[Stage, ...]:
         most = self.config.max_workers
@@ -326,11 +298,7 @@ class Tuner:
     def _settle(self) -> None:
         """Leave out what was finished, or begun, under the old allocation."""
         windows = [stage.current for stage in self._stages if stage.unit == "items"]
-        self._pace.settle(self._totals, windows[-1] if windows else 1, self._round)
-
-    def _note(self, settled: bool) -> None:
-        if settled:
-            self._before_after.settled(self._totals.wall_s)
+        self._pace.settle(self._before_after.now.totals, windows[-1] if windows else 1, self._round)
 
     def _freeze(self, error: Exception) -> None:
         self.frozen = f"{type(error).__name__}: {error}"

@@ -51,8 +51,11 @@ ARROW = " -> "
 PAGE_ARROW = "\u00a0→\u00a0"
 """The same on the page, kept together at the end of a line."""
 COLUMNS, INDENT = 80, 8
+"""Width of folded text and indent of what continues a line. A choice: the usual terminal."""
 SECONDS_UP_TO, MINUTES_UP_TO = 180.0, 3 * 3600.0
+"""Seconds up to which an axis counts in seconds, and in minutes. A choice: no more than three digits."""
 WHOLE_GB_FROM = 10e9
+"""Bytes from which on a memory limit is written in whole GB: tenths of so many say nothing."""
 
 
 def number(value: object) -> float | None:

@@ -243,7 +243,6 @@ class FakeLoop:
             pipeline.stats(),
             pipeline.stages(),
             pipeline.machine.read(),
-            totals.steps,
         )
 
 

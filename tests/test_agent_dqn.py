@@ -18,8 +18,8 @@ from benchmarks.policies.sim_pipeline import SimPipeline
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.decide.dqn import Dqn
 from intune_callbacks.decide.network import Network
-from intune_callbacks.decide.phases import ShellConfig
 from intune_callbacks.decide.policies import make_policy
+from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.errors import ConfigError, MissingPackage
 from intune_callbacks.pretrain.oracle import best
 from intune_callbacks.tuner import Tuner

@@ -23,28 +23,28 @@ def cost(moves: Any, weight: Any) -> float:
 
 @st.composite
 def questions(draw: Any) -> tuple[Any, Any, Any, Any]:
-    """Values, permitted moves, weights and room of one to three pipelines."""
+    """Values, permitted moves, weights and free CPUs of one to three pipelines."""
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, 4)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     q = rng.normal(size=(*shape, 5))
-    fine = rng.random((*shape, 5)) < draw(st.sampled_from([0.3, 0.7, 1.0]))
-    fine[..., STAY] = True
+    legal = rng.random((*shape, 5)) < draw(st.sampled_from([0.3, 0.7, 1.0]))
+    legal[..., STAY] = True
     weights = st.sampled_from([np.ones(shape), rng.random(shape), rng.integers(0, 9, shape) / QUANTA])
-    room = np.round(rng.uniform(-12.0, 12.0, shape[0]), draw(st.sampled_from([0, 2])))
-    return q, fine, draw(weights), room
+    free_cpus = np.round(rng.uniform(-12.0, 12.0, shape[0]), draw(st.sampled_from([0, 2])))
+    return q, legal, draw(weights), free_cpus
 
 
 @settings(max_examples=150)
 @given(questions())
 def test_the_best_of_all_combinations(question: tuple[Any, Any, Any, Any]) -> None:
-    q, fine, weight, room = question
-    chosen = best_moves(q, fine, weight, room, QUANTA)
+    q, legal, weight, free_cpus = question
+    chosen = best_moves(q, legal, weight, free_cpus, QUANTA)
     for row in range(len(q)):
         stages = range(q.shape[1])
-        may = [c for c in itertools.product(range(5), repeat=q.shape[1]) if all(fine[row, i, c[i]] for i in stages)]
+        may = [c for c in itertools.product(range(5), repeat=q.shape[1]) if all(legal[row, i, c[i]] for i in stages)]
         costs = np.array([cost(c, weight[row]) for c in may])
         worth = np.array([sum(q[row, i, c[i]] for i in stages) for c in may])
-        within = costs <= room[row] + 1e-9
+        within = costs <= free_cpus[row] + 1e-9
         # Where nothing fits, the most that can be given back; of several ways the best.
         within = within if within.any() else costs <= costs.min() + 1e-9
         got = tuple(chosen[row])
@@ -56,33 +56,33 @@ def test_the_best_of_all_combinations(question: tuple[Any, Any, Any, Any]) -> No
 def test_fractions_of_a_cpu_never_add_up_to_more_than_there_is() -> None:
     rng = np.random.default_rng(0)
     shape = (300, 6)
-    weight, room = rng.uniform(0.0, 1.0, shape), rng.uniform(0.0, 8.0, shape[0])
+    weight, free_cpus = rng.uniform(0.0, 1.0, shape), rng.uniform(0.0, 8.0, shape[0])
     q = rng.normal(size=(*shape, 5)) + 0.5 * MOVES
-    chosen = best_moves(q, np.ones((*shape, 5), bool), weight, room)
+    chosen = best_moves(q, np.ones((*shape, 5), bool), weight, free_cpus)
     spent = (MOVES[chosen] * weight).sum(1)
-    assert (spent <= room + 1e-9).all()
+    assert (spent <= free_cpus + 1e-9).all()
     # Rounding leaves less than a quarter of a CPU per stage unused.
-    assert np.median(room - spent) < 6 / QUANTA
+    assert np.median(free_cpus - spent) < 6 / QUANTA
 
 
 def test_gives_back_as_much_as_possible() -> None:
     q = np.zeros((1, 3, 5))
     q[..., 4] = 100.0
-    fine = np.ones((1, 3, 5), bool)
-    fine[0, 0, :2] = False
-    assert MOVES[best_moves(q, fine, np.ones((1, 3)), np.array([-50.0]))].tolist() == [[0.0, -5.0, -5.0]]
+    legal = np.ones((1, 3, 5), bool)
+    legal[0, 0, :2] = False
+    assert MOVES[best_moves(q, legal, np.ones((1, 3)), np.array([-50.0]))].tolist() == [[0.0, -5.0, -5.0]]
 
 
 def test_pipelines_are_decided_for_one_by_one() -> None:
     rng = np.random.default_rng(1)
-    q, fine = rng.normal(size=(40, 5, 5)), rng.random((40, 5, 5)) < 0.8
-    fine[..., STAY] = True
-    weight, room = rng.uniform(0.0, 1.0, (40, 5)), rng.uniform(-4.0, 4.0, 40)
+    q, legal = rng.normal(size=(40, 5, 5)), rng.random((40, 5, 5)) < 0.8
+    legal[..., STAY] = True
+    weight, free_cpus = rng.uniform(0.0, 1.0, (40, 5)), rng.uniform(-4.0, 4.0, 40)
     weight[0] = 1.0
-    together = best_moves(q, fine, weight, room)
+    together = best_moves(q, legal, weight, free_cpus)
     for row in range(40):
         one = slice(row, row + 1)
-        np.testing.assert_array_equal(together[one], best_moves(q[one], fine[one], weight[one], room[one]))
+        np.testing.assert_array_equal(together[one], best_moves(q[one], legal[one], weight[one], free_cpus[one]))
 
 
 # -- what may be moved ---------------------------------------------------------------------------------------------
@@ -90,8 +90,8 @@ def test_pipelines_are_decided_for_one_by_one() -> None:
 
 def may(view: Any, ratio: float = 0.0, limit: float = 0.9) -> list[list[float]]:
     """Return the moves each slot of one pipeline may make."""
-    fine = allowed(view, np.full(view.value.shape, ratio), limit)
-    return [MOVES[slot].tolist() for slot in fine[0]]
+    legal = allowed(view, np.full(view.value.shape, ratio), limit)
+    return [MOVES[slot].tolist() for slot in legal[0]]
 
 
 ALL, NO_MORE = MOVES.tolist(), [-5.0, -1.0, 0.0]

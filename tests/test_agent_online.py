@@ -18,9 +18,9 @@ from views import a_network  # noqa: E402
 from intune_callbacks.config import TunerConfig  # noqa: E402
 from intune_callbacks.decide import online  # noqa: E402
 from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT  # noqa: E402
+from intune_callbacks.decide.moves import Moved  # noqa: E402
 from intune_callbacks.decide.network import PARAMETERS, Network  # noqa: E402
 from intune_callbacks.decide.online import FEWEST, UPDATES, WAITING, FineTuner  # noqa: E402
-from intune_callbacks.decide.phases import Moved  # noqa: E402
 from intune_callbacks.decide.policies import make_policy  # noqa: E402
 from intune_callbacks.tuner import Tuner  # noqa: E402
 
@@ -65,9 +65,9 @@ def decision(seed: int, slots: int = 3, followed: bool = True) -> Moved:
         pipeline=rng.normal(size=(1, len(OF_PIPELINE))).astype(np.float32),
         mask=np.ones(shape, bool),
         moves=rng.integers(0, 5, shape),
-        fine=np.ones((*shape, 5), bool),
+        legal=np.ones((*shape, 5), bool),
         weight=np.ones(shape),
-        room=np.full(1, 9.0),
+        free_cpus=np.full(1, 9.0),
         followed=np.full(1, followed),
     )
 

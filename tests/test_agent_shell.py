@@ -11,8 +11,8 @@ from views import a_network, a_view, plain, roomy, row_of
 
 from intune_callbacks.decide.features import OF_SLOT
 from intune_callbacks.decide.moves import STAY
-from intune_callbacks.decide.network import shipped
-from intune_callbacks.decide.phases import BURST, CONFIRM, HOLD, JUMP, ShellConfig, Values
+from intune_callbacks.decide.network import Values, shipped
+from intune_callbacks.decide.progress import BURST, CONFIRM, HOLD, JUMP, ShellConfig
 from intune_callbacks.decide.shell import Shell
 from intune_callbacks.decide.view import View
 from intune_callbacks.pretrain.env import Env
@@ -253,17 +253,6 @@ def test_slots_that_do_not_exist_do_not_matter() -> None:
             np.testing.assert_array_equal(value[0], many.values[t][row, here], err_msg=f"machine {row}, decision {t}")
 
 
-def test_exploring_moves_something_and_repeats_itself() -> None:
-    machines = plain(4, seed=13, cpus=64)
-
-    def values(explore: float, seed: int = 1) -> Any:
-        shell = Shell(wants(STAY), explore=explore, rng=np.random.default_rng(seed))
-        return np.array(Seen(shell, machines, 25).values)
-
-    assert (values(0.5) == values(0.5)).all()
-    assert (values(0.5) != values(0.0)).any() and (values(0.5) != values(0.5, seed=2)).any()
-
-
 def test_tells_the_learner_what_it_did() -> None:
     shell = Shell(wants(3))
     env = Env(plain(2, seed=14, cpus=64), np.random.default_rng(0))
@@ -278,7 +267,7 @@ def test_tells_the_learner_what_it_did() -> None:
     assert moved is not None and moved.followed.all()
     steps = np.array([-5.0, -1.0, 0.0, 1.0, 5.0])[moved.moves]
     np.testing.assert_array_equal(view.value + np.where(view.mask, steps, 0.0), value)
-    assert np.take_along_axis(moved.fine, moved.moves[..., None], 2).all()
+    assert np.take_along_axis(moved.legal, moved.moves[..., None], 2).all()
 
 
 # -- what was tried and gave less --------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from views import a_view
 
-from intune_callbacks.decide.track import KEPT, Track
+from intune_callbacks.decide.features import OF_SLOT, features
+from intune_callbacks.decide.track import REMEMBERED, Track
 from intune_callbacks.decide.view import View
 
 FIRST, SECOND = [8.0, 8.0], [12.0, 4.0]
@@ -60,7 +61,7 @@ def test_an_allocation_seen_again_goes_on_where_it_was() -> None:
 def test_keeps_the_best_of_many() -> None:
     stays = [([8.0 + k, 8.0], 50.0 + 10.0 * k, 3) for k in (1, 7, 3, 9, 0, 5, 2, 4)]
     track = fed(*stays)
-    assert track.value.shape[1] == KEPT + 1
+    assert track.value.shape[1] == REMEMBERED + 1
     assert sorted(track.value[0, 1:, 0] - 8.0) == [5.0, 7.0, 9.0]
     assert best(track)[0] == 17.0
 
@@ -120,16 +121,28 @@ def test_noise_is_the_scatter_of_the_throughput() -> None:
         assert continued(Track(views[0]), *views[1:]).noise[0] == pytest.approx(noise, abs=0.01 + 0.3 * noise)
 
 
+OF_MOVES = ("measured elasticity of the service", "measured elasticity of the throughput", "how far the slot was moved")
+
+
+def moves_of(track: Track) -> list[Any]:
+    """Return what the state says of the moves of each slot: what service time and throughput did, and how far."""
+    value = track.view.value
+    slots, _ = features(track.view, track, value, np.ones_like(value))
+    return [slots[0, :, [text.startswith(name) for text in OF_SLOT].index(True)] for name in OF_MOVES]
+
+
 def test_elasticities_tell_what_moves_did() -> None:
     """The first slot scales; in the second each worker more slows all down: it is a lock."""
     track = Track(a_view([[8, 8]], [0.1, 0.8]))
     for first, second in ((10, 8), (10, 12), (7, 12), (7, 6), (9, 6), (9, 10)):
         continued(track, a_view([[first, second]], [0.1, 0.1 * second], rate=10.0 * first))
-    assert track.work_elasticity[0] == pytest.approx([0.0, 1.0], abs=0.15)
-    assert track.rate_elasticity[0] == pytest.approx([1.0, 0.0], abs=0.25)
-    assert (track.tried[0] > 0.2).all()
+    of_service_s, of_rate, moved = moves_of(track)
+    assert of_service_s == pytest.approx([0.0, 1.0], abs=0.15)
+    assert of_rate == pytest.approx([1.0, 0.0], abs=0.25)
+    assert (moved > 0.2).all()
     continued(track, *[a_view([[9, 10]], [0.1, 1.0], rate=90.0)] * 150)
-    assert (track.tried[0] < 0.1).all() and abs(track.work_elasticity[0, 1]) < 0.3
+    of_service_s, _, moved = moves_of(track)
+    assert (moved < 0.1).all() and abs(of_service_s[1]) < 0.3
 
 
 def test_a_machine_that_is_down_is_measured_by_nobody() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import agent
+from benchmarks import agent, decision
 from benchmarks.agent_methods import METHODS, OPTIONAL, Missing, build, named
 from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT
 from intune_callbacks.decide.network import Network
@@ -139,3 +139,13 @@ def test_all_methods_of_the_comparison_have_a_row() -> None:
         "DQN fine-tuned",
     ]
     assert list(named([Path("a.npz")])) == ["DQN"]
+
+
+def test_what_a_decision_costs_is_told_for_each_part() -> None:
+    burst, hold = decision.run([2], count=4, seed=0)
+    parts = [
+        f"{name}_ms"
+        for name in ("learn", "counts", "view", "track", "target", "features", "network", "argmax", "guard")
+    ]
+    assert (burst["phase"], hold["phase"]) == ("burst", "hold")
+    assert all(burst[name] >= 0.0 for name in parts) and not set(parts) & set(hold)

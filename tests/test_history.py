@@ -87,7 +87,7 @@ def test_a_month_of_standing_vetoes_is_bounded(tmp_path: Path, monkeypatch: pyte
     for step in range(20_000):
         history.add(decision(step, proposed={"decode": 4}))
     steps = [d.observation.step for d in history.events]
-    assert steps == [*range(history_module.FIRST), *range(20_000 - history_module.KEPT, 20_000)]
+    assert steps == [*range(history_module.FIRST), *range(20_000 - history_module.REMEMBERED, 20_000)]
     written = [json.loads(line)["step"] for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert written[:102] == [*range(101), 102]
     assert written == sorted(set(written))

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT, features  # noqa: E402
 from intune_callbacks.decide.learner import Learner, LearnerConfig, Replay, SharedQ  # noqa: E402
-from intune_callbacks.decide.moves import MOVES, STAY  # noqa: E402
+from intune_callbacks.decide.moves import MOVES, STAY, Moved  # noqa: E402
 from intune_callbacks.decide.network import PARAMETERS, Network  # noqa: E402
-from intune_callbacks.decide.phases import Moved, ShellConfig  # noqa: E402
+from intune_callbacks.decide.progress import ShellConfig  # noqa: E402
 from intune_callbacks.decide.shell import Shell  # noqa: E402
 from intune_callbacks.decide.target import target  # noqa: E402
 from intune_callbacks.pretrain.env import Env  # noqa: E402
@@ -40,7 +40,7 @@ def transitions(count: int, slots: int, **changes: Any) -> dict[str, Any]:
     batch["gains"][:] = np.nan
     batch["mask"][:] = True
     batch["moves"][:] = STAY
-    batch["next_fine"][:] = True
+    batch["next_legal"][:] = True
     batch["next_weight"][:] = 1.0
     return batch | changes
 
@@ -102,22 +102,20 @@ ONLINE, TARGET = [0.0, 1.0, 2.0, 9.0, 0.0], [10.0, 20.0, 30.0, 40.0, 50.0]
 
 
 @pytest.mark.parametrize(
-    ("double", "room", "value"),
+    ("free_cpus", "value"),
     [
         # The online network likes +1 best, the target network says it is worth 40.
-        (True, 100.0, 40.0),
-        # Without double Q-learning the target network chooses for itself: +5.
-        (False, 100.0, 50.0),
+        (100.0, 40.0),
         # No CPU free: +1 and -1 (9 + 1) beat staying twice (2 + 2); worth (40 + 20) / 2.
-        (True, 0.0, 30.0),
+        (0.0, 30.0),
         # One CPU free: +1 and stay (9 + 2); worth (40 + 30) / 2.
-        (True, 1.0, 35.0),
+        (1.0, 35.0),
         # Five too many: -5 and stay (0 + 2) beats -5 and -1 (0 + 1); worth (10 + 30) / 2.
-        (True, -5.0, 20.0),
+        (-5.0, 20.0),
     ],
 )
-def test_double_dqn_target(double: bool, room: float, value: float) -> None:
-    learner = Learner(LearnerConfig(hidden=8, double=double))
+def test_double_dqn_target(free_cpus: float, value: float) -> None:
+    learner = Learner(LearnerConfig(hidden=8))
     says(learner.online, ONLINE)
     says(learner.target, TARGET)
     batch = transitions(
@@ -125,7 +123,7 @@ def test_double_dqn_target(double: bool, room: float, value: float) -> None:
         2,
         reward=np.array([1.0, -2.0], np.float32),
         discount=np.array([0.9**3, 0.0], np.float32),
-        next_room=np.full(2, room, np.float32),
+        next_free_cpus=np.full(2, free_cpus, np.float32),
     )
     wanted = learner.targets(batch).numpy()
     np.testing.assert_allclose(wanted, [1.0 + 0.729 * value, -2.0], rtol=1e-6)
@@ -135,10 +133,10 @@ def test_target_counts_the_slots_that_exist() -> None:
     learner = Learner(LearnerConfig(hidden=8))
     says(learner.online, ONLINE)
     says(learner.target, TARGET)
-    batch = transitions(1, 3, discount=np.ones(1, np.float32), next_room=np.full(1, 9.0, np.float32))
+    batch = transitions(1, 3, discount=np.ones(1, np.float32), next_free_cpus=np.full(1, 9.0, np.float32))
     batch["mask"][0, 1:] = False
-    batch["next_fine"][0, 1:] = np.arange(5) == STAY
-    batch["next_fine"][0, 0, UP] = False
+    batch["next_legal"][0, 1:] = np.arange(5) == STAY
+    batch["next_legal"][0, 0, UP] = False
     # One slot, +1 forbidden: staying (2) is next best, worth 30; missing slots have no part in the mean.
     np.testing.assert_allclose(learner.targets(batch).numpy(), [30.0])
 
@@ -232,9 +230,9 @@ def test_replay_forgets_the_oldest() -> None:
             pipeline=np.zeros((2, len(OF_PIPELINE))),
             mask=np.ones(shape, bool),
             moves=np.full(shape, value),
-            fine=np.ones((*shape, 5), bool),
+            legal=np.ones((*shape, 5), bool),
             weight=np.ones(shape),
-            room=np.zeros(2),
+            free_cpus=np.zeros(2),
             followed=np.ones(2, bool),
         )
         replay.add(moved, moved, np.full(2, float(value)), 0.5, np.array([True, value > 0]))
@@ -259,7 +257,6 @@ EVERY = (
     "rate",
     "demand",
     "memory",
-    "elapsed_s",
 )
 ABSURD = (
     [{name: 0.0} for name in (*EVERY, "budget", "weight")]
@@ -284,7 +281,7 @@ def test_absurd_measurements_give_finite_states_and_allocations(changes: dict[st
         value, window = shell.act(seen)
         assert np.isfinite(value).all() and np.isfinite(window).all()
         assert shell.track is not None
-        aimed, ratio = target(seen, shell.track.curves), seen.window / np.maximum(seen.value, 1.0)
+        aimed, ratio = target(seen, shell.track.curves, 0.97), seen.window / np.maximum(seen.value, 1.0)
         slots, pipeline = features(seen, shell.track, aimed, ratio)
         assert max(np.abs(slots).max(), np.abs(pipeline).max()) <= 5.0
         assert np.isfinite(network(slots, pipeline, seen.mask)).all()

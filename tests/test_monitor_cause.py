@@ -12,7 +12,7 @@ from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 from intune_callbacks.measure.cause import advice, causes
 from intune_callbacks.measure.evidence import Evidence
 from intune_callbacks.measure.measured import Measured, measured
-from intune_callbacks.measure.predict import WORTH, promised
+from intune_callbacks.measure.predict import LEAST_GAIN, promised
 from intune_callbacks.record.before_after import describe
 from intune_callbacks.types import Hint, Observation, Resources, Stage, StageRates
 
@@ -260,7 +260,7 @@ def test_start_up_of_workers_each_epoch() -> None:
     )
     # Of 20.7 ms a batch the 8 ms of 16 workers go: 1.63, less the margin.
     assert cause.gain == pytest.approx(promised(20.7 / 12.7), rel=0.01)
-    assert advice(seen).kept == ("load",)
+    assert advice(seen).persistent == ("load",)
     kept = replace(seen, stages=(replace(load, startup_s=0.0),))
     assert [c.kind for c in causes(kept)] == ["model"]
 
@@ -356,7 +356,7 @@ def test_pasted_advice_brings_at_least_half_of_its_promise(seed: int) -> None:
         if found.gain == 1.0:
             assert not found.allocation
             continue
-        assert found.gain >= WORTH
+        assert found.gain >= LEAST_GAIN
         loop.pipeline.resize(found.allocation)
         got = loop.throughput / before
         assert got - 1.0 >= 0.5 * (found.gain - 1.0), (work, machine.cpus, loop.model_s, found)

@@ -123,7 +123,7 @@ def test_irregularity_is_that_of_the_single_times(times_ms: list[int]) -> None:
 def observe(window: Window, totals: StepTotals, samples: int, delivered: int = 0, exposed_wait_s: float | None = None):  # type: ignore[no-untyped-def]
     return window.observe(
         totals, samples, stats(delivered, at_s=totals.wall_s, read=counters(items=delivered)), STAGES, RESOURCES,
-        step=totals.steps, exposed_wait_s=exposed_wait_s,
+        exposed_wait_s=exposed_wait_s,
     )  # fmt: skip
 
 

@@ -118,8 +118,8 @@ def test_the_figures_are_what_plotly_understands(tmp_path: Path) -> None:
     for title, traces in drawn.items():
         assert all(len(trace["x"]) == len(trace["y"]) > 0 for trace in traces), title
     # It refuses what it does not know.
-    graph_objects.Figure({"data": [*itertools.chain(*drawn.values()), figure["told"]], "layout": figure["layout"]})
-    assert len({len(figure["told"][key]) for key in ("x", "text", "customdata")}) == 1
+    graph_objects.Figure({"data": [*itertools.chain(*drawn.values()), figure["hover"]], "layout": figure["layout"]})
+    assert len({len(figure["hover"][key]) for key in ("x", "text", "customdata")}) == 1
     axes = [axis for name, axis in figure["layout"].items() if name.startswith("xaxis")]
     assert len(axes) == len(drawn) and [axis.get("matches") for axis in axes] == [None, *["x"] * (len(axes) - 1)]
     assert ("div", "course") in [(tag, given.get("id")) for tag, given in page.tags]
@@ -128,7 +128,7 @@ def test_the_figures_are_what_plotly_understands(tmp_path: Path) -> None:
 def test_what_is_drawn_is_what_was_decided(tmp_path: Path) -> None:
     page, report = page_of(tmp_path, decisions=80, restless=True)
     lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-    drawn, told = plots_of(page), page.data["course"]["told"]
+    drawn, told = plots_of(page), page.data["course"]["hover"]
     assert drawn["Throughput, samples/s"][0]["y"] == [
         pytest.approx(line["observation"]["samples_per_s"], rel=1e-3) for line in lines
     ]
@@ -172,7 +172,7 @@ def test_names_and_reasons_are_never_markup(tmp_path: Path) -> None:
     # plotly reads markup, too: in its texts nothing of that is left.
     figure = page.data["course"]
     assert unescape(plots_of(page)["Workers, stacked"][0]["name"]) == HOSTILE
-    texts = [*figure["told"]["text"], *(trace["name"] for trace in figure["data"])]
+    texts = [*figure["hover"]["text"], *(trace["name"] for trace in figure["data"])]
     assert any("&lt;/script&gt;" in text for text in texts)
     assert not [text for text in texts if "<" in text]
     assert words(HOSTILE) in page.text
@@ -193,7 +193,7 @@ def test_a_run_of_ten_thousand_changes_and_refusals_stays_small(
     text = page_html(read(tmp_path))
     assert len(text.encode()) < 6 * MEGABYTES
     page = Reader(text)
-    told = page.data["course"]["told"]["text"]
+    told = page.data["course"]["hover"]["text"]
     changes = [text for text in told if "▲ changed" in text or "▽ taken back" in text]
     assert len(changes) == report["changes"]  # each can be hovered over
     assert "marks are drawn" in page.text and "characters are cut here" in page.text

@@ -16,8 +16,8 @@ from intune_callbacks.errors import ConfigError
 from intune_callbacks.record.card import end_card
 from intune_callbacks.show.page import html
 from intune_callbacks.show.page.columns import averaged, thin
+from intune_callbacks.show.page.comparison import two_runs
 from intune_callbacks.show.page.runs import Run, read
-from intune_callbacks.show.page.sides import two_runs
 
 
 def everything(run: Run) -> str:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from intune_callbacks.config import POLICIES, TunerConfig
 from intune_callbacks.decide.dqn import ModelJump
-from intune_callbacks.decide.phases import ShellConfig
 from intune_callbacks.decide.policies import EvenSplit, make_policy
+from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.tuner import Tuner

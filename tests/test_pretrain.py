@@ -17,16 +17,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from intune_callbacks import Clock, cli  # noqa: E402
-from intune_callbacks.decide.learner import Learner, LearnerConfig  # noqa: E402
+from intune_callbacks.decide.learner import Learner, LearnerConfig, Replay  # noqa: E402
 from intune_callbacks.decide.network import Network  # noqa: E402
-from intune_callbacks.decide.phases import ShellConfig  # noqa: E402
+from intune_callbacks.decide.progress import ShellConfig  # noqa: E402
 from intune_callbacks.decide.shell import Shell  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from intune_callbacks.installing import install_line  # noqa: E402
 from intune_callbacks.pretrain import model_card as card  # noqa: E402
 from intune_callbacks.pretrain.env import Env  # noqa: E402
-from intune_callbacks.pretrain.lessons import LessonsConfig  # noqa: E402
-from intune_callbacks.pretrain.machines import Machines, sample  # noqa: E402
+from intune_callbacks.pretrain.lessons import Lessons, LessonsConfig  # noqa: E402
+from intune_callbacks.pretrain.machines import SLOTS, Machines, sample  # noqa: E402
 from intune_callbacks.pretrain.oracle import best  # noqa: E402
 from intune_callbacks.pretrain.scenarios import Run, make  # noqa: E402
 from intune_callbacks.pretrain.training import CHECKPOINT, WEIGHTS, PretrainConfig, Pretraining, pretrain  # noqa: E402
@@ -105,6 +105,20 @@ def one_thread() -> Iterator[None]:
 
 
 # -- it learns -------------------------------------------------------------------------------------------------------
+
+
+def test_exploring_moves_something_and_repeats_itself() -> None:
+    network = Learner(LearnerConfig(hidden=8)).online.network()
+
+    def moves(explore: float, seed: int = 1) -> Any:
+        lessons, replay = Lessons(network, TINY.lessons, np.random.default_rng(seed)), Replay(300, SLOTS)
+        lessons.explore = explore
+        for _ in range(20):
+            lessons.step(replay)
+        return replay.arrays["moves"]
+
+    assert moves(0.5).any() and (moves(0.5) == moves(0.5)).all()
+    assert (moves(0.5) != moves(0.0)).any() and (moves(0.5) != moves(0.5, seed=2)).any()
 
 
 @pytest.mark.parametrize("teach", [0.0, 1.0], ids=["from rewards alone", "and from the known worth of single moves"])

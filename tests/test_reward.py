@@ -12,7 +12,7 @@ from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune_callbacks.decide.reward import CPU_PRICE, MEMORY_ROOM, worth
+from intune_callbacks.decide.reward import CPU_PRICE, FREE_MEMORY, worth
 from intune_callbacks.session.fit import metrics
 from intune_callbacks.types import Resources, Stage
 
@@ -40,7 +40,7 @@ def test_worth_is_finite_and_falls_with_memory_and_cpus(rate: float, used: float
 
 
 def test_near_full_memory_any_throughput_is_worth_little() -> None:
-    lost = worth_of(used=1.0 - MEMORY_ROOM / 2) - worth_of()
+    lost = worth_of(used=1.0 - FREE_MEMORY / 2) - worth_of()
     assert lost == pytest.approx(math.log(0.5))
     assert worth_of(rate=400.0, used=0.9999) < worth_of(rate=1.0)
 

@@ -108,7 +108,7 @@ def test_observation_keeps_the_numbers_of_the_view() -> None:
         counts = StageCounts()
         counts.learn(seen)
         weight = {f"s{slot}": float(view.weight[row, slot]) for slot in range(BUFFER)}
-        again = view_of(seen, weight, counts.of_stages(), counts.demand)
+        again = view_of(seen, weight, counts.of_stages(), counts.demand, {})
         slots = np.flatnonzero(view.mask[row])
         for name in ("value", "low", "high", "weight", "window", "is_buffer"):
             np.testing.assert_array_equal(getattr(again, name)[0], getattr(view, name)[row, slots], err_msg=name)

@@ -48,7 +48,7 @@ def test_joint_actions_are_masked_by_the_cap_and_the_range() -> None:
     env = start()
     rows = np.flatnonzero(env.machines.stages == 2)
     seen = look(env.view, rows, 3, draw_constants(len(env), np.random.default_rng(0)))
-    ok = allowed(seen.fine, seen.weight, seen.room)
+    ok = allowed(seen.legal, seen.weight, seen.free_cpus)
     units = np.stack([env.view.value[rows, 0], env.view.value[rows, 1], env.view.value[rows, BUFFER]], 1)
     can_buffer = env.machines.has_buffer[rows]
     for k, row in enumerate(rows):
@@ -188,9 +188,9 @@ def test_learning_solves_a_toy_machine() -> None:
 
 def test_values_settle_where_the_bellman_equation_says() -> None:
     learner = LiteralLearner(1, LiteralConfig(hidden=16, discount=0.5, follow=0.05), 0)
-    actions, fine = np.arange(5).repeat(8), np.ones((40, 1, 5), bool)
-    fine[..., 4] = False
-    seen = Seen(np.ones((40, 6), np.float32), fine, np.ones((40, 1)), np.full(40, 9.0))
+    actions, legal = np.arange(5).repeat(8), np.ones((40, 1, 5), bool)
+    legal[..., 4] = False
+    seen = Seen(np.ones((40, 6), np.float32), legal, np.ones((40, 1)), np.full(40, 9.0))
     learner.remember(seen, actions, actions.astype(float), seen)
     for _ in range(800):
         learner.update(32, 3e-3)

@@ -12,8 +12,8 @@ from views import a_network
 
 from intune_callbacks.config import POLICIES
 from intune_callbacks.decide.dqn import Dqn
-from intune_callbacks.decide.phases import ShellConfig
 from intune_callbacks.decide.policies import make_policy
+from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.types import Allocation, Policy, Stage
 
 COSTS_S = {"read": 0.02, "decode": 0.12, "batch": 0.06}

@@ -27,7 +27,8 @@ def test_shipped_weights_fit_the_agent_and_are_small() -> None:
 def test_shipped_card_is_that_of_the_weights() -> None:
     import hashlib
 
-    assert hashlib.sha256((FOLDER / "dqn.npz").read_bytes()).hexdigest() in weights.card()
+    card = (FOLDER / "dqn.md").read_text(encoding="utf-8")
+    assert hashlib.sha256((FOLDER / "dqn.npz").read_bytes()).hexdigest() in card
 
 
 def test_files_are_found_by_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,17 +37,14 @@ def test_files_are_found_by_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     network = Network.of({name: rng.normal(size=shape) for name, shape in shapes.items()})
     (tmp_path / "weights").mkdir()
     network.save(tmp_path / "weights" / "dqn.npz")
-    (tmp_path / "weights" / "dqn.md").write_text("# Model card")
     monkeypatch.setattr(weights, "files", lambda package: {"intune_callbacks.decide": tmp_path}[package])
     weights.shipped.cache_clear()
     assert (weights.shipped().w2 == network.w2).all()
-    assert weights.card() == "# Model card"
     weights.shipped.cache_clear()
 
 
-def test_missing_files_name_the_way_to_make_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_weights_name_the_way_to_make_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "files", lambda package: tmp_path)
     weights.shipped.cache_clear()
-    for call in (weights.shipped, weights.card):
-        with pytest.raises(InTuneError, match="intune pretrain --out DIR"):
-            call()
+    with pytest.raises(InTuneError, match="intune pretrain --out DIR"):
+        weights.shipped()

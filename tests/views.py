@@ -12,7 +12,7 @@ from intune_callbacks.decide.network import Network
 from intune_callbacks.decide.view import View
 from intune_callbacks.pretrain.machines import Machines, sample
 
-OF_ROWS = ("rate", "demand", "cpus", "budget", "memory", "elapsed_s", "noise", "alive")
+OF_ROWS = ("rate", "demand", "cpus", "budget", "memory", "noise", "alive")
 
 
 def a_view(value: Any, work_s: Any = 0.1, cpus: float = 16.0, **given: Any) -> View:
@@ -45,7 +45,6 @@ def a_view(value: Any, work_s: Any = 0.1, cpus: float = 16.0, **given: Any) -> V
         "cpus": cpus,
         "budget": given.get("cpus", cpus),
         "memory": 0.3,
-        "elapsed_s": 1.0,
         "noise": 0.05,
         "alive": True,
     } | given

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from intune_callbacks.decide.network import Network
 from intune_callbacks.decide.online import FineTuner
-from intune_callbacks.decide.phases import ShellConfig
+from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.decide.reward import utility
 from intune_callbacks.decide.shell import Shell
 from intune_callbacks.decide.view import Floats, View
@@ -39,7 +41,7 @@ class FineTuned:
             self._machines = [(Shell(tuner, self._config), tuner) for tuner in tuners]
         value, window = view.value.copy(), view.window.copy()
         for row, (shell, tuner) in enumerate(self._machines):
-            one = view.rows(slice(row, row + 1))
+            one = View(**{field.name: getattr(view, field.name)[row : row + 1] for field in fields(View)})
             value[row : row + 1], window[row : row + 1] = shell.act(one)
             used = np.where(one.workers, one.value * one.weight, 0.0).sum(1) / one.budget
             tuner.record(shell.moved, utility(one.rate, one.memory, used))

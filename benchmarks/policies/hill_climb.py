@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.policies.measured import Measured
-from intune_callbacks.decide.counts import waiting
 from intune_callbacks.decide.live import awake
 from intune_callbacks.decide.policies import with_windows
 from intune_callbacks.types import Allocation, Observation, Proposal, Stage
@@ -88,7 +87,7 @@ class HillClimb:
 
     def _try(self, observation: Observation) -> Proposal:
         self._tries += 1
-        if waiting(observation) < INPUT_BOUND_WAIT:
+        if _waiting(observation) < INPUT_BOUND_WAIT:
             return Proposal(reason="the input pipeline is not the bottleneck", settled=True)
         if sum(self._fails.values()) > MOST_FAILS and self._tries % RETRY_EVERY:
             return Proposal(reason="no move helps any more", settled=True)
@@ -99,6 +98,12 @@ class HillClimb:
                 return Proposal(trial, f"trying to {move}: " + ", ".join(f"{k} {v}" for k, v in trial.items()))
             self._fails[move] += 1
         return Proposal(reason="no move is possible", settled=True)
+
+
+def _waiting(observation: Observation) -> float:
+    """Return the share of the window lost for want of data: the GPU's idle share if known, else the loop's wait."""
+    exposed = observation.exposed_wait_frac
+    return observation.wait_frac if exposed is None else min(exposed, observation.wait_frac)
 
 
 def _worker_stages(observation: Observation) -> list[Stage]:

@@ -66,15 +66,15 @@ class Seen:
 
     Args:
         state: the six factors, [n, 6].
-        fine: moves a slot may make on its own, [n, r, 5].
+        legal: moves a slot may make on its own, [n, r, 5].
         weight: CPUs per unit, 0 for the buffer, [n, r].
-        room: CPUs that may be added, [n].
+        free_cpus: CPUs that may be added, [n].
     """
 
     state: Weights
-    fine: Bools
+    legal: Bools
     weight: Floats
-    room: Floats
+    free_cpus: Floats
 
 
 def look(view: View, rows: Ints, r: int, constants: Floats) -> Seen:
@@ -89,30 +89,30 @@ def look(view: View, rows: Ints, r: int, constants: Floats) -> Seen:
     at = np.ix_(rows, _columns(r))
     weight, value = np.where(view.is_buffer[at], 0.0, view.weight[at]), view.value[at]
     after = value[..., None] + MOVES
-    fine = (after >= view.low[at][..., None]) & (after <= view.high[at][..., None]) & view.mask[at][..., None]
-    fine[..., STAY] = True
-    room = view.budget[rows] - (value * weight).sum(1)
+    legal = (after >= view.low[at][..., None]) & (after <= view.high[at][..., None]) & view.mask[at][..., None]
+    legal[..., STAY] = True
+    free_cpus = view.budget[rows] - (value * weight).sum(1)
     latency_s, model_s = (np.clip(1.0 / np.maximum(a[rows], 1e-12), *_LATENCY_S) for a in (view.rate, view.demand))
     bandwidth, clock = constants[rows].T
     free = 2.0 * (1.0 - view.memory[rows])
     times = np.log(latency_s) / 3.0, np.log(model_s) / 3.0
-    factors = (times[0], np.arcsinh(room) / 3.0, free, times[1], np.log(bandwidth / 1e5), clock - 3.0)
-    return Seen(np.stack(factors, 1).astype(np.float32), fine, weight, room)
+    factors = (times[0], np.arcsinh(free_cpus) / 3.0, free, times[1], np.log(bandwidth / 1e5), clock - 3.0)
+    return Seen(np.stack(factors, 1).astype(np.float32), legal, weight, free_cpus)
 
 
-def allowed(fine: Bools, weight: Floats, room: Floats) -> Bools:
+def allowed(legal: Bools, weight: Floats, free_cpus: Floats) -> Bools:
     """Return the joint actions that keep every slot in its range and all together in the CPU cap, [n, 5^r].
 
     Where the cap is exceeded already, because the machine shrank, only the actions that give most CPUs back are left.
 
     Args:
-        fine, weight, room: as in `Seen`.
+        legal, weight, free_cpus: as in `Seen`.
     """
-    spent = np.zeros((len(fine), 1))
-    alone = np.where(fine, weight[..., None] * MOVES, np.inf)
-    for i in range(fine.shape[1]):
-        spent = (spent[:, :, None] + alone[:, i, None]).reshape(len(fine), -1)
-    return np.asarray(spent <= np.maximum(room, spent.min(1))[:, None] + 1e-9)
+    spent = np.zeros((len(legal), 1))
+    alone = np.where(legal, weight[..., None] * MOVES, np.inf)
+    for i in range(legal.shape[1]):
+        spent = (spent[:, :, None] + alone[:, i, None]).reshape(len(legal), -1)
+    return np.asarray(spent <= np.maximum(free_cpus, spent.min(1))[:, None] + 1e-9)
 
 
 def moves_of(actions: Ints, r: int) -> Floats:
@@ -207,5 +207,5 @@ class LiteralDQN:
 
     def choose(self, r: int, rows: Ints, seen: Seen, view: View) -> Ints:
         """Return the best allowed joint action of each machine in `rows`, [n]."""
-        ok = allowed(seen.fine, seen.weight, seen.room)
+        ok = allowed(seen.legal, seen.weight, seen.free_cpus)
         return np.asarray(np.where(ok, self.networks[r](seen.state), -np.inf).argmax(1))

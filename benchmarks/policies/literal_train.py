@@ -105,7 +105,7 @@ class LiteralLearner:
 
     def choose(self, seen: Seen, explore: float) -> Ints:
         """Return an allowed joint action of each machine, [n]: the best, or a random one with probability `explore`."""
-        ok = allowed(seen.fine, seen.weight, seen.room)
+        ok = allowed(seen.legal, seen.weight, seen.free_cpus)
         value = self.values(seen.state).numpy()
         chance = self.rng.random(len(value)) < explore
         value[chance] = self.rng.random((int(chance.sum()), value.shape[1]), dtype=np.float32)
@@ -114,7 +114,7 @@ class LiteralLearner:
     def remember(self, seen: Seen, actions: Ints, rewards: Floats, then: Seen) -> None:
         """Keep what n machines saw, did, earned and saw next; the oldest are forgotten."""
         new: dict[str, Any] = {"state": seen.state, "action": actions, "reward": rewards.astype(np.float32)}
-        new |= {"next": then.state, "fine": then.fine, "weight": then.weight, "room": then.room}
+        new |= {"next": then.state, "legal": then.legal, "weight": then.weight, "free_cpus": then.free_cpus}
         size = self.config.capacity
         if not self.kept:
             self.kept = {name: np.zeros((size, *a.shape[1:]), a.dtype) for name, a in new.items()}
@@ -132,7 +132,7 @@ class LiteralLearner:
         with torch.no_grad():
             after = self.slow_body(torch.from_numpy(b["next"]))
             chosen = self.values(b["next"]) if c.double else self.slow_head(after)
-            ok = torch.from_numpy(allowed(b["fine"], b["weight"], b["room"]))
+            ok = torch.from_numpy(allowed(b["legal"], b["weight"], b["free_cpus"]))
             best = chosen.where(ok, -torch.inf).argmax(1)
             # Rewards are scaled so that values have the size of rewards, whatever the discount.
             wanted = (1.0 - c.discount) * torch.from_numpy(b["reward"])

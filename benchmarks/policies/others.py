@@ -47,8 +47,8 @@ def water_fill(cost_s: Floats, view: View) -> Floats:
         low, high = np.where(fits, middle, low), np.where(fits, high, middle)
     n = enough(low)
     while True:
-        room = view.budget - (n * weight).sum(1)
-        slowest = np.where((weight > 0.0) & (weight <= room[:, None] + 1e-9), cost / np.maximum(n, 1.0), 0.0)
+        free = view.budget - (n * weight).sum(1)
+        slowest = np.where((weight > 0.0) & (weight <= free[:, None] + 1e-9), cost / np.maximum(n, 1.0), 0.0)
         rows = np.flatnonzero(slowest.max(1) > 0.0)
         if not len(rows):
             return n

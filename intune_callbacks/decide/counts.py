@@ -5,25 +5,27 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
 from intune_callbacks.types import Observation, StageRates
 
-__all__ = ["Counts", "ItemsPerBatch", "StageCounts", "waiting"]
+__all__ = ["Counts", "ItemsPerBatch", "StageCounts"]
 
 FORGET, FORGET_IRREGULARITY = 0.9, 0.97
 """Weight an old reading keeps at each new one: some ten windows count, thirty for what few long items decide."""
-CHANGED = 1.3
-"""A stage whose CPU time per item moved by this factor does other work than before."""
+CHANGED = math.log(1.3)
+"""A stage whose CPU time per item moved by so much, in log units, does other work than before. A choice: caches and the
+CPU's clock change it by less."""
 FEWEST_ITEMS = 3
+"""Items of every stage before it is judged. A choice: with fewer one odd item decides, and more are waited for."""
 DEMAND_WINDOWS = 5
-"""Windows whose median is what the model takes: in one of them the machine may stall, or start workers."""
+"""Windows whose median is what the model takes: in two of them the machine may stall, or start workers."""
 WINDOWS = 120
+"""Windows the items per batch are counted over. A choice: two minutes, so that what queues hold hardly matters."""
 FILLING, REPLACED_BY = 2, 4
-"""The first windows fill buffers that nobody counts: they stand in until there are so many others."""
-_CHANGED = math.log(CHANGED)
+"""The first windows fill buffers that nobody counts: they stand in until there are so many others. A choice."""
 
 
 class ItemsPerBatch:
@@ -54,13 +56,13 @@ class ItemsPerBatch:
 
     def of_stages(self) -> dict[str, float]:
         """Return stage -> items per batch, 0.0 where none was made."""
-        found, each, taken = {}, 1.0, self._batches
+        found, each, consumed = {}, 1.0, self._batches
         for name, (items, left) in reversed(self._made.items()):
-            if items <= 0 or taken <= 0:
+            if items <= 0 or consumed <= 0:
                 found[name] = 0.0
                 continue
-            found[name] = each = each * (left if left > 0 else items) / taken
-            taken = items
+            found[name] = each = each * (left if left > 0 else items) / consumed
+            consumed = items
         return found
 
     def state_dict(self) -> list[Any]:
@@ -113,19 +115,14 @@ class _Stage:
     def learn(self, rates: StageRates) -> None:
         if self.items and _differs(self, rates):
             self.items = 0.0
-        kept = FORGET * self.items
-        new = rates.items / (kept + rates.items)
-        self.items = kept + rates.items
-        self.cpu_s += new * (rates.service_cpu_s - self.cpu_s)
+        self.items = FORGET * self.items + rates.items
+        self.cpu_s += rates.items / self.items * (rates.service_cpu_s - self.cpu_s)
         self.pooled_items = FORGET_IRREGULARITY * self.pooled_items + rates.items
         share = rates.items / self.pooled_items
         # A few items show less than their variance.
         variance = (rates.service_cv * rates.service_s) ** 2 * rates.items / max(1, rates.items - 1)
         self.variance += share * (variance - self.variance)
         self.mean_s += share * (rates.service_s - self.mean_s)
-
-
-_FIELDS = [field.name for field in fields(_Stage)]
 
 
 class StageCounts:
@@ -186,25 +183,20 @@ class StageCounts:
         }
 
 
-def waiting(observation: Observation) -> float:
-    """Return the share of the window lost for want of data: the GPU's idle share if known, else the loop's wait."""
-    exposed = observation.exposed_wait_frac
-    return observation.wait_frac if exposed is None else min(exposed, observation.wait_frac)
-
-
 def _demand_batches_per_s(observation: Observation) -> float:
     """Batches a second the model would take if data were always there; infinity if unknown."""
     model_s = observation.model_s
     if observation.exposed_wait_frac is not None:
-        model_s = max(model_s, observation.elapsed_s / observation.batches * (1.0 - waiting(observation)))
+        # On a GPU what was lost for want of data is its idle time.
+        lost = min(observation.exposed_wait_frac, observation.wait_frac)
+        model_s = max(model_s, observation.elapsed_s / observation.batches * (1.0 - lost))
     return 1.0 / model_s if model_s > 1e-9 else math.inf
 
 
 def _differs(stage: _Stage, now: StageRates) -> bool:
     """True when the CPU times of an item differ by `CHANGED` and by more than their noise."""
-    before_s, now_s = stage.cpu_s, now.service_cpu_s
-    if before_s <= 0.0 or now_s <= 0.0 or 1.0 / CHANGED < now_s / before_s < CHANGED:
+    if stage.cpu_s <= 0.0 or now.service_cpu_s <= 0.0:
         return False
-    moved = abs(math.log(now_s) - math.log(before_s))
+    moved = abs(math.log(now.service_cpu_s) - math.log(stage.cpu_s))
     noise = stage.cv * math.sqrt(1.0 / max(1.0, stage.items) + 1.0 / max(1, now.items))
-    return moved > max(_CHANGED, 3.0 * noise)
+    return moved > max(CHANGED, 3.0 * noise)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from intune_callbacks.decide.counts import StageCounts
 from intune_callbacks.decide.live import awake, slots_of, view_of
-from intune_callbacks.decide.network import Network, shipped
-from intune_callbacks.decide.phases import BURST, CONFIRM, HOLD, ShellConfig, Values
-from intune_callbacks.decide.progress import taken
+from intune_callbacks.decide.network import Network, Values, shipped
+from intune_callbacks.decide.progress import BURST, CONFIRM, HOLD, ShellConfig, checked_state
 from intune_callbacks.decide.reward import utility
 from intune_callbacks.decide.shell import Shell
 from intune_callbacks.decide.view import Floats, View
@@ -26,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Dqn", "ModelJump"]
 
 WINDOWS_BEFORE, LONG_S = 2, 2.0
-"""Windows of the untouched pipeline before anything is changed; one is enough when it was that long."""
+"""Windows of the untouched pipeline before anything is changed; one is enough when it was that long, in seconds: more
+cost much on slow reads, see "Later still" in docs/adr/0014-no-experiment-first.md."""
 
 
 class Dqn:
@@ -57,7 +56,7 @@ class Dqn:
         self._windows = 0
         self._shares = CpuShares()
         self._counts = StageCounts()
-        self._kept: dict[str, Any] = {}
+        self._saved: dict[str, Any] = {}
         self._no_worker: set[str] = set()
         """Stages that gave less with one worker than in the training loop."""
 
@@ -71,13 +70,13 @@ class Dqn:
         names = tuple(stage.name for stage in slots)
         if names != self._names:
             self._names, self._shell, self._windows = names, self._new_shell(), 0
-            if self._kept.get("names") == list(names):
+            if self._saved.get("names") == list(names):
                 # This pipeline was measured before: there is no untouched one to look at.
-                self._shell.kept, self._windows = taken(self._kept, len(names)), WINDOWS_BEFORE
+                self._shell.saved, self._windows = checked_state(self._saved, len(names)), WINDOWS_BEFORE
         if not self._counts.is_reliable(observation):
             return Proposal(reason="measuring: some stage has made too few items to be judged")
         self._windows += 1
-        counts, expected_s = self._counts, partial(self._expected, slots)
+        counts, expected_s = self._counts, self._expected_s(slots)
         view = view_of(observation, self._shares.known(), counts.of_stages(), counts.demand, expected_s)
         if self._windows < WINDOWS_BEFORE:
             self._shell.act(view)
@@ -89,7 +88,7 @@ class Dqn:
             used = (view.value * view.worker_weight).sum(1) / np.maximum(view.budget, 1e-9)
             self._tuner.record(self._shell.moved, utility(view.rate, view.memory, used))
         changes = _changes(observation, slots, value, window)
-        if self._shell.is_jumping:
+        if self._shell.jumped[0]:
             # A first worker beside the training loop is a move where the shell goes somewhere, and none where it stays.
             changes |= {s.name: 1 for s in slots if s.name in asleep - self._no_worker and s.name not in changes}
         return Proposal(changes, self._reason(view, before, changes), bool(self._shell.phase[0] == HOLD))
@@ -110,8 +109,8 @@ class Dqn:
     def state_dict(self) -> dict[str, Any]:
         """Return readings, CPU shares, and what the shell knows: its phase, the curves, the best measured."""
         known = self._shell.state_dict()
-        kept = {"names": list(self._names), **known} if known else self._kept
-        return {"counts": self._counts.state_dict(), "shares": self._shares.state_dict(), "shell": kept}
+        saved = {"names": list(self._names), **known} if known else self._saved
+        return {"counts": self._counts.state_dict(), "shares": self._shares.state_dict(), "shell": saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave; the shell goes on where it was if stages and CPUs are the same.
@@ -119,41 +118,36 @@ class Dqn:
         Raises:
             KeyError, TypeError, ValueError: this is no such state.
         """
-        kept = dict(state["shell"])
-        if kept:
-            taken(kept, len(kept["names"]))
-        self._kept, self._names, self._shell = kept, (), self._new_shell()
+        saved = dict(state["shell"])
+        if saved:
+            checked_state(saved, len(saved["names"]))
+        self._saved, self._names, self._shell = saved, (), self._new_shell()
         self._counts.load_state_dict(state["counts"])
         self._shares.load_state_dict(state["shares"])
 
     def _new_shell(self) -> Shell:
         return Shell(self._values, self._config)
 
-    def _expected(self, slots: list[Stage]) -> dict[str, float]:
+    def _expected_s(self, slots: list[Stage]) -> dict[str, float]:
         """Worker seconds per batch the curves expect of the present allocation."""
-        if self._shell.track is None:
+        if (track := self._shell.track) is None:
             return {}
-        track = self._shell.track
         expected_s = track.curves.service_s(np.array([[stage.current for stage in slots]], float))
         named = zip(slots, expected_s[0].tolist(), track.view.workers[0].tolist(), strict=True)
         return {stage.name: seconds for stage, seconds, known in named if known}
 
     def _reason(self, now: View, before: Allocation, changes: Allocation) -> str:
         moves = ", ".join([f"{name} {before[name]}>{changes[name]}" for name in self._names if name in changes])
-        why = self._phase_reason(moves)
+        phase, moved = int(self._shell.phase[0]), self._shell.moved
+        if phase == BURST and moved is not None and moved.followed[0]:
+            why = f"move: {moves}" if moves else "no move is worth it"
+        elif phase in (HOLD, CONFIRM):
+            why = "holding the best allocation measured" if phase == HOLD else "measuring the best allocations again"
+            why += f": {moves}" if moves else ""
+        else:
+            why = f"jump to the fitted allocation: {moves}" if moves else "measuring"
         over = now.full_memory[0] > self._config.memory_limit
         return f"full windows would pass the memory limit; {why}" if over else why
-
-    def _phase_reason(self, moves: str) -> str:
-        shell = self._shell
-        phase = int(shell.phase[0])
-        if phase == BURST and shell.is_moving:
-            return f"move: {moves}" if moves else "no move is worth it"
-        if phase == HOLD:
-            return "holding the best allocation measured" + (f": {moves}" if moves else "")
-        if phase == CONFIRM:
-            return "measuring the best allocations again" + (f": {moves}" if moves else "")
-        return f"jump to the fitted allocation: {moves}" if moves else "measuring"
 
 
 class ModelJump(Dqn):

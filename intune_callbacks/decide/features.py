@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from intune_callbacks.decide.moves import STEPS
+from intune_callbacks.decide.target import batch_s
 from intune_callbacks.decide.track import Track
 from intune_callbacks.decide.view import Floats, View
 
@@ -58,13 +59,19 @@ OF_PIPELINE = (
 )
 """What it sees of the whole pipeline."""
 WIDEST = 5.0
-_SLOT_LIMITS = {2: (-WIDEST, 1.5), 12: (-2, 2), 14: (-2, 2), 15: (-1, 1), **dict.fromkeys(range(21, 25), (-2, 2))}
+"""Every value is cut to this, each way. A choice: what is beyond it was never seen in training."""
+_SLOT_LIMITS = {2: (-WIDEST, 1.5), 8: (-1, 1.5), 9: (-1, 1), 12: (-2, 2), 14: (-2, 2), 15: (-1, 1), 17: (0, 2)}
+_SLOT_LIMITS |= dict.fromkeys(range(21, 25), (-2.0, 2.0))
 _PIPELINE_LIMITS = {0: (-1, 1), 3: (-2, 0.5), 4: (-2, 0.5), 5: (-1, 1), 9: (0, 1), 10: (-2, 1), 11: (0, 1), 13: (-1, 1)}
 """Index -> smallest and largest value, where `WIDEST` each way is not narrow enough."""
+SPREAD = 0.03
+"""Added to the squares of the moves (ln units): elasticities of what was hardly moved are shrunk to 0. A choice: the
+square of one move by a fifth."""
 SHARPNESS = 12.0
-"""Exponent of the soft minimum: neighbours of about the same speed disturb each other."""
-_CHANGES = np.array([units for units in STEPS if units])
-"""Units of the moves whose gain is part of the state."""
+"""Exponent of the soft minimum: neighbours of about the same speed disturb each other. A choice: two stages that are
+equally slow are taken to deliver 6 % less than one."""
+_CHANGES = np.array([units for units in STEPS if units])[:, None, None]
+"""Units of the moves whose gain is part of the state, [4, 1, 1]."""
 
 
 def features(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[Floats, Floats]:
@@ -90,6 +97,7 @@ def features(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[F
     slope = value * (curves.linear + curves.square * (2.0 * value - 1.0)) / np.maximum(curves.service_s(value), 1e-12)
     wanted = np.where(workers, target, value)
     gains, rate_now, rate_target = _gains(view, track, wanted)
+    squares, with_service_s, with_rate = track.moves
     x = np.array(
         [
             np.log(units) / 5.0,
@@ -100,8 +108,8 @@ def features(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[F
             view.fill,
             np.where(workers, curves.cpu_share, 0.0),
             np.where(workers, curves.cv, 0.0),
-            track.work_elasticity,
-            track.rate_elasticity,
+            with_service_s / (squares + SPREAD),
+            with_rate / (squares + SPREAD),
             np.where(workers, slope, 0.0),
             np.tanh((wanted - value) / 5.0),
             np.log(np.maximum(wanted, 1.0) / units),
@@ -109,19 +117,18 @@ def features(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[F
             np.log(np.maximum(best, 1.0) / units),
             track.last_move / 5.0,
             cpu_work / np.maximum(cpu_work.sum(1, keepdims=True), 1e-12),
-            track.tried,
+            np.sqrt(squares),
             view.is_buffer.astype(float),
             4.0 * (value * view.unit_memory + np.where(workers, ratio * value * view.item_memory, 0.0)),
             200.0 * (view.unit_memory + np.where(workers, ratio * view.item_memory, 0.0)),
-            *(10.0 * gains).transpose(2, 0, 1),
+            *(10.0 * gains),
         ]
     )
     x = np.where(mask[..., None], x.transpose(1, 2, 0), 0.0)
-    free = view.room
     g = np.array(
         [
-            free / budget,
-            np.tanh(free / 5.0),
+            view.free_cpus / budget,
+            np.tanh(view.free_cpus / 5.0),
             1.0 - view.memory,
             (track.smooth - np.log(np.maximum(view.demand, 1e-12))) / 2.0,
             track.smooth - best_score,
@@ -155,21 +162,16 @@ def _within(x: Floats, limits: Floats) -> Floats:
 
 
 def _gains(view: View, track: Track, target: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return what each move of each slot alone is expected to gain, [N, S, 4], and the rates now and at the target."""
-    workers, curves = view.workers, track.curves
-    needed_s = np.where(workers, curves.service_s(view.value) / np.maximum(view.value, 1.0), 0.0)
+    """Return what each move of each slot alone is expected to gain, [4, N, S], and the rates now and at the target."""
+    needed_s = batch_s(view, track.curves, view.value)
     model_s = 1.0 / np.maximum(view.demand, 1e-12)
     top_s = np.maximum(np.maximum(needed_s.max(1), model_s), 1e-12)
     own, model = _sharp(needed_s / top_s[:, None]), _sharp(model_s / top_s)
     total = own.sum(1) + model
-    moved = np.maximum(view.value[..., None] + _CHANGES, 1.0)
-    n = moved - 1.0
-    service = curves.constant[..., None] + n * (curves.linear[..., None] + moved * curves.square[..., None])
-    then = _sharp(np.where(workers[..., None], service / moved / top_s[:, None, None], 0.0))
-    rest = np.maximum(total[:, None, None] - own[..., None] + then, 1e-12)
-    gains = np.where(workers[..., None], np.log(total[:, None, None] / rest) / SHARPNESS, 0.0)
-    aimed_s = np.where(workers, curves.service_s(target) / np.maximum(target, 1.0), 0.0) / top_s[:, None]
-    aimed = _sharp(aimed_s).sum(1) + model
+    then = _sharp(batch_s(view, track.curves, view.value + _CHANGES) / top_s[:, None])
+    rest = np.maximum(total[:, None] - own + then, 1e-12)
+    gains = np.where(view.workers, np.log(total[:, None] / rest) / SHARPNESS, 0.0)
+    aimed = _sharp(batch_s(view, track.curves, target) / top_s[:, None]).sum(1) + model
     root = 1.0 / SHARPNESS
     return gains, 1.0 / (top_s * total**root), 1.0 / (top_s * np.maximum(aimed, 1e-12) ** root)
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT
-from intune_callbacks.decide.moves import STAY, best_moves
+from intune_callbacks.decide.moves import STAY, Moved, best_moves
 from intune_callbacks.decide.network import PARAMETERS, Network
-from intune_callbacks.decide.phases import Moved
 from intune_callbacks.decide.view import Bools, Floats
 
 __all__ = ["Learner", "LearnerConfig", "Replay", "SharedQ"]
@@ -86,9 +85,9 @@ class Replay:
             "gains": np.zeros((capacity, s, 5), np.float32),
             "next_slots": np.zeros((capacity, s, f), np.float32),
             "next_pipeline": np.zeros((capacity, g), np.float32),
-            "next_fine": np.zeros((capacity, s, 5), bool),
+            "next_legal": np.zeros((capacity, s, 5), bool),
             "next_weight": np.zeros((capacity, s), np.float32),
-            "next_room": np.zeros(capacity, np.float32),
+            "next_free_cpus": np.zeros(capacity, np.float32),
         }
 
     def add(
@@ -101,7 +100,7 @@ class Replay:
             reward: discounted sum over them, [N].
             discount: of the value that follows.
             rows: pipelines whose transition counts, [N].
-            gains: what every single move would have been worth, [N, S, 5]; NaN where nobody knows.
+            gains: what every single move would have gained, [N, S, 5]; NaN where that is not known.
         """
         new = {
             "slots": before.slots,
@@ -113,9 +112,9 @@ class Replay:
             "gains": np.full((*before.mask.shape, 5), np.nan) if gains is None else gains,
             "next_slots": after.slots,
             "next_pipeline": after.pipeline,
-            "next_fine": after.fine,
+            "next_legal": after.legal,
             "next_weight": np.where(after.mask, after.weight, 0.0),
-            "next_room": after.room,
+            "next_free_cpus": after.free_cpus,
         }
         count = int(rows.sum())
         places = (self._next + np.arange(count)) % self.capacity
@@ -140,9 +139,8 @@ class LearnerConfig:
         batch: transitions per update.
         follow: share of the online weights the target network takes over per update.
         clip: largest norm of the gradient.
-        teach: weight of the known worth of single moves, where a lesson says it.
+        teach: weight of the known gains of single moves, where a transition has them.
         anchor: pull of the weights towards those the learner started with, per update.
-        double: choose with the online network, value with the target (van Hasselt et al., 2016).
     """
 
     hidden: int = 64
@@ -152,7 +150,6 @@ class LearnerConfig:
     clip: float = 5.0
     teach: float = 3.0
     anchor: float = 0.0
-    double: bool = True
 
 
 class Learner:
@@ -182,13 +179,12 @@ class Learner:
         pipeline = torch.from_numpy(batch["next_pipeline"])
         with torch.no_grad():
             valued = self.target(slots, pipeline, mask)
-            chosen = self.online(slots, pipeline, mask) if self.config.double else valued
-            moves = best_moves(
-                chosen.numpy().astype(float), batch["next_fine"], batch["next_weight"], batch["next_room"], quanta=1
-            )
-            return torch.from_numpy(batch["reward"]) + torch.from_numpy(batch["discount"]) * _mean(
-                valued, torch.from_numpy(moves), mask
-            )
+            # Double DQN (van Hasselt et al., 2016): chosen by the online network, valued by the target network.
+            chosen = self.online(slots, pipeline, mask)
+            legal, weight, free = batch["next_legal"], batch["next_weight"], batch["next_free_cpus"]
+            moves = best_moves(chosen.numpy().astype(float), legal, weight, free, quanta=1)
+            following = _mean(valued, torch.from_numpy(moves), mask)
+            return torch.from_numpy(batch["reward"]) + torch.from_numpy(batch["discount"]) * following
 
     def update(self, batch: dict[str, Any], rate: float | None = None) -> float:
         """Make one step and return the loss (Huber).
@@ -206,7 +202,7 @@ class Learner:
         got = _mean(values, torch.from_numpy(batch["moves"].astype(np.int64)), mask)
         loss = nn.functional.smooth_l1_loss(got, wanted)
         if self.config.teach:
-            loss = loss + self.config.teach * _taught(values, torch.from_numpy(batch["gains"]), mask)
+            loss = loss + self.config.teach * _taught_loss(values, torch.from_numpy(batch["gains"]), mask)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.online.parameters(), self.config.clip)
@@ -225,8 +221,8 @@ def _mean(values: torch.Tensor, moves: torch.Tensor, mask: torch.Tensor) -> torc
     return (values.gather(-1, moves[..., None])[..., 0] * here).sum(1) / here.sum(1).clamp(min=1.0)
 
 
-def _taught(values: torch.Tensor, gains: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Huber loss between the advantage of every single move and its known worth, where it is known."""
+def _taught_loss(values: torch.Tensor, gains: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Huber loss between the advantage of every single move and its known gain, where it is known."""
     slots = mask.sum(1).clamp(min=1)[:, None, None]
     advantage = (values - values[..., STAY, None]) / slots
     known = mask[..., None] & ~torch.isnan(gains)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 
@@ -16,18 +16,19 @@ from intune_callbacks.types import Observation, Stage, StageRates
 __all__ = ["awake", "slots_of", "view_of"]
 
 LEAST_NOISE = 0.05
+"""Least relative error of a window until its own spread is known. A choice: that of some ten batches in a second."""
 CROWDED = 0.95
-"""Share of the CPUs in use from which on they may be what stages wait for."""
+"""Share of the CPUs in use from which on they may be what stages wait for. A choice: clocks differ by a few percent."""
 MOST_WHOLE = 2
-"""Larger ratios are counted exactly enough as they are."""
+"""Larger ratios of items and batches are used as counted: there one more or less in a window makes no difference."""
 LARGEST = 1e9
 """No unit, rate or time of a real pipeline is larger."""
-_NOBODY = StageRates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_NO_RATES = StageRates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _OF_SLOT = (
     "value", "low", "high", "weight", "work_s", "cpu_share", "cv", "work_noise", "busy", "fill", "window",
     "unit_memory", "item_memory",
 )  # fmt: skip
-_OF_PIPELINE = ("rate", "demand", "cpus", "budget", "memory", "elapsed_s", "noise")
+_OF_PIPELINE = ("rate", "demand", "cpus", "budget", "memory", "noise")
 
 
 def awake(observation: Observation) -> Observation:
@@ -35,13 +36,11 @@ def awake(observation: Observation) -> Observation:
 
     Policies know stages of one worker and more; that no worker at all may be better is not theirs to find.
     """
-    if all(stage.kind == "memory" or stage.low > 0 for stage in observation.stages):
-        return observation
-    stages = [
-        s if s.kind == "memory" else replace(s, low=max(1, s.low), high=max(1, s.high), current=max(1, s.current))
+    stages = tuple(
+        s if s.kind == "memory" or s.low > 0 else replace(s, low=1, high=max(1, s.high), current=max(1, s.current))
         for s in observation.stages
-    ]
-    return replace(observation, stages=tuple(stages))
+    )
+    return replace(observation, stages=stages)
 
 
 def slots_of(stages: Sequence[Stage]) -> list[Stage]:
@@ -54,7 +53,7 @@ def view_of(
     weight: Mapping[str, float],
     counts: Mapping[str, Counts],
     demand: float,
-    expected_s: Callable[[], Mapping[str, float]] | None = None,
+    expected_s: Mapping[str, float],
 ) -> View:
     """Return one live pipeline as a `View` of one row.
 
@@ -63,8 +62,7 @@ def view_of(
         weight: worker stage -> CPUs one busy worker takes.
         counts: worker stage -> items per batch and irregularity over more than this one window.
         demand: batches per second the model would take if data were always there.
-        expected_s: asked where CPUs are short: worker stage -> worker seconds per batch known from windows in which
-            CPUs were free.
+        expected_s: worker stage -> worker seconds per batch known from windows in which CPUs were free.
     """
     slots, rates, resources = slots_of(observation.stages), observation.rates, observation.resources
     windows = {s.window_of: s.current for s in observation.stages if s.window_of is not None}
@@ -72,20 +70,19 @@ def view_of(
     largest = max([r.item_bytes for r in rates.values()], default=0.0)
     # A buffer nobody measures is taken to be as full as the window before it.
     fullest = max([r.queue_fill for r in rates.values()], default=0.0)
-    slowdown, is_crowded = _contention(observation)
-    free_s = expected_s() if expected_s is not None and is_crowded else {}
+    slowdown = _slowdown(observation)
     mask, buffer = [], []
     by_slot: list[float] = []
     for s in slots:
-        r, known, is_buffer = rates.get(s.name, _NOBODY), counts.get(s.name), s.kind == "memory"
+        r, known, is_buffer = rates.get(s.name, _NO_RATES), counts.get(s.name), s.kind == "memory"
         work_s = 0.0
-        if known is not None and r is not _NOBODY:
+        if known is not None and r is not _NO_RATES:
             each = _whole(known.items_per_batch)
             work_s = each * r.service_s
-            if is_crowded:
+            if slowdown is not None:
                 # Where all CPUs are in use part of the time is waiting for one: the own cost lies between the bounds.
                 least_s = each * max(r.service_cpu_s, r.service_s - (slowdown - 1.0) * r.service_cpu_s)
-                work_s = min(max(free_s.get(s.name, least_s), least_s), work_s)
+                work_s = min(max(expected_s.get(s.name, least_s), least_s), work_s)
         mask.append(is_buffer or work_s > 0.0)
         buffer.append(is_buffer)
         by_slot += (
@@ -98,7 +95,7 @@ def view_of(
             0.0 if known is None else known.cv,
             0.0 if known is None else known.cv / max(1, r.items) ** 0.5,
             r.busy_frac,
-            fullest if r is _NOBODY else r.queue_fill,
+            fullest if r is _NO_RATES else r.queue_fill,
             windows.get(s.name, 0.0),
             largest if is_buffer else r.worker_bytes,
             r.item_bytes,
@@ -110,7 +107,6 @@ def view_of(
         resources.cpus,
         _budget(resources.cpus, [(s.current, weight.get(s.name, 1.0)) for s in compress(slots, is_worker)]),
         resources.memory_used_bytes / limit,
-        observation.elapsed_s,
         max(LEAST_NOISE, *[r.service_cv / max(1, r.items) ** 0.5 for r in rates.values()]),
     ]
     numbers = np.array(_finite(by_slot)).reshape(1, len(slots), len(_OF_SLOT))
@@ -157,17 +153,15 @@ def _finite(values: Sequence[float]) -> list[float]:
     return [float(x) if 0.0 <= x <= LARGEST else LARGEST if x > LARGEST else 0.0 for x in values]
 
 
-def _contention(observation: Observation) -> tuple[float, bool]:
-    """Return how many times slower CPU work ran for lack of CPUs, and whether the CPUs were (nearly) all in use.
+def _slowdown(observation: Observation) -> float | None:
+    """Return how many times slower CPU work ran for lack of CPUs; None where not (nearly) all CPUs were in use.
 
     When every CPU is busy all stages are slowed by the same factor. Two things bound it: busy workers per CPU, and the
     smallest wall / CPU ratio of a stage (the one that waits least for anything else).
     """
-    rates, room_s = observation.rates.values(), observation.elapsed_s * observation.resources.cpus
-    if sum([r.items * r.service_cpu_s for r in rates]) < CROWDED * room_s:
-        return 1.0, False
+    rates, cpu_s = observation.rates.values(), observation.elapsed_s * observation.resources.cpus
     worked = [r for r in rates if r.items and r.service_cpu_s > 0.0]
-    if not worked or room_s <= 0.0 or sum(r.items * r.service_cpu_s for r in worked) < CROWDED * room_s:
-        return 1.0, False
-    busy_per_cpu = sum(r.items * r.service_s for r in rates) / room_s
-    return max(1.0, min(busy_per_cpu, *(r.service_s / r.service_cpu_s for r in worked))), True
+    if not worked or cpu_s <= 0.0 or sum(r.items * r.service_cpu_s for r in worked) < CROWDED * cpu_s:
+        return None
+    busy_per_cpu = sum(r.items * r.service_s for r in rates) / cpu_s
+    return max(1.0, min(busy_per_cpu, *(r.service_s / r.service_cpu_s for r in worked)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,13 @@ from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT
 from intune_callbacks.decide.view import Bools
 from intune_callbacks.errors import InTuneError
 
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
-__all__ = ["PARAMETERS", "Network", "Weights", "card", "shipped"]
+__all__ = ["PARAMETERS", "Network", "Values", "Weights", "shipped"]
 
 PARAMETERS = ("w1", "b1", "w2", "b2", "w3", "b3")
 Weights = NDArray[np.float32]
-WEIGHTS, CARD = "dqn.npz", "dqn.md"
+Values = Callable[[NDArray[Any], NDArray[Any], Bools], NDArray[Any]]
+"""Slot states [N, S, F], pipeline states [N, G], slots that exist [N, S] -> value of every move [N, S, 5]."""
+WEIGHTS = "dqn.npz"
 _NOTHING = np.zeros((), np.float32)
 
 
@@ -108,24 +107,11 @@ def shipped() -> Network:
     Raises:
         InTuneError: the file is missing.
     """
-    with as_file(_file(WEIGHTS)) as path:
-        return Network.load(path)
-
-
-def card() -> str:
-    """Return the model card of `shipped`, in Markdown.
-
-    Raises:
-        InTuneError: the file is missing.
-    """
-    return _file(CARD).read_text(encoding="utf-8")
-
-
-def _file(name: str) -> Traversable:
-    found = files("intune_callbacks.decide") / "weights" / name
+    found = files("intune_callbacks.decide") / "weights" / WEIGHTS
     if not found.is_file():
         raise InTuneError(
             f"{found} is missing from this installation; install the package again, "
             "or make weights and card with: intune pretrain --out DIR"
         )
-    return found
+    with as_file(found) as path:
+        return Network.load(path)

@@ -8,18 +8,24 @@ import threading
 import numpy as np
 
 from intune_callbacks.decide.learner import Learner, LearnerConfig, Replay
+from intune_callbacks.decide.moves import Moved
 from intune_callbacks.decide.network import Network, Weights
-from intune_callbacks.decide.phases import Moved
 from intune_callbacks.decide.view import Bools, Floats
 
 __all__ = ["FineTuner"]
 
 DISCOUNT, SCALE, WORST = 0.5, 20.0, 1.0
 """As in pre-training: 5 % more throughput earns 1."""
-KEPT, FEWEST, BATCH, UPDATES = 400, 16, 32, 2
+TRANSITIONS, FEWEST, BATCH, UPDATES = 400, 16, 32, 2
+"""Transitions remembered, those there before the first update, those of an update, and updates per decision. A choice:
+few, for a run makes one decision a second at most, and its work drifts."""
 RATE, ANCHOR = 1e-4, 0.02
+"""Learning rate, a twentieth of that of pre-training, and pull towards the first weights per update. A choice: one run
+says far less than pre-training did."""
 WAITING = 64
+"""Decisions that may wait for the thread, about a minute of them; more are dropped."""
 IDLE_S = 5.0
+"""The thread ends when nothing came for so long: most of a run nothing is learned."""
 
 
 class FineTuner:
@@ -43,34 +49,34 @@ class FineTuner:
         self._before: tuple[Moved, Floats] | None = None
         self._queue: queue.Queue[tuple[Moved, Moved, Floats, Bools]] = queue.Queue(WAITING)
         self._threaded = threaded
-        # Started with the first lesson and gone after the last: most of a run nothing is learned.
+        # Started with the first transition and gone after the last.
         self._thread: threading.Thread | None = None
 
     def __call__(self, slots: Weights, pipeline: Weights, mask: Bools) -> Weights:
         """Return the value of every move with the newest weights; arguments as for `Network`."""
         return self.network(slots, pipeline, mask)
 
-    def record(self, moved: Moved | None, worth: Floats) -> None:
+    def record(self, moved: Moved | None, utility: Floats) -> None:
         """Take one decision; never waits.
 
         Args:
             moved: what was decided; None when no move was due.
-            worth: `reward.utility` measured just before it, [N].
+            utility: see `reward.utility`, measured just before it, [N].
         """
-        before, self._before = self._before, None if moved is None else (moved, worth)
+        before, self._before = self._before, None if moved is None else (moved, utility)
         if before is None or moved is None:
             return
-        reward = SCALE * np.clip(worth - before[1], -WORST, WORST)
-        lesson = (before[0], moved, reward, before[0].followed)
+        reward = SCALE * np.clip(utility - before[1], -WORST, WORST)
+        transition = (before[0], moved, reward, before[0].followed)
         if not self._threaded:
-            self._learn(*lesson)
+            self._learn(*transition)
             return
         if self.failed is not None:
             return
         try:
-            self._queue.put_nowait(lesson)
+            self._queue.put_nowait(transition)
         except queue.Full:
-            # The learner is behind: one lesson less is better than a late batch.
+            # The learner is behind: one transition less is better than a late batch.
             return
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._work, name="intune-fine-tuning", daemon=True)
@@ -89,7 +95,7 @@ class FineTuner:
 
     def _learn(self, before: Moved, after: Moved, reward: Floats, rows: Bools) -> None:
         if self._replay is None:
-            self._replay = Replay(KEPT, before.mask.shape[1])
+            self._replay = Replay(TRANSITIONS, before.mask.shape[1])
         if {before.mask.shape[1], after.mask.shape[1]} != {self._replay.slots}:
             return
         self._replay.add(before, after, reward, DISCOUNT, rows)

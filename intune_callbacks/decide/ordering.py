@@ -7,9 +7,13 @@ import math
 __all__ = ["RARE", "in_order_efficiency", "window_for"]
 
 LOSS = 0.04
+"""Share of their rate that workers may lose to the order. A choice between CPUs that stand idle and memory, see
+docs/adr/0007-window-covers-the-slowest.md."""
 RARE = 1.2
-"""Long items are rare: the variation measured on a few dozen is too small more often than too large."""
+"""Factor on the measured variation, a choice: long items are rare, so that a few dozen show too small a variation more
+often than too large a one."""
 NARROWEST, WIDEST = 2, 12
+"""Bounds of a window, in results per worker. A choice: one in progress and one finished, and what memory may take."""
 
 
 def in_order_efficiency(workers: int, window: int, cv: float) -> float:

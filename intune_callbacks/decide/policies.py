@@ -7,7 +7,7 @@ from typing import Any
 
 from intune_callbacks.config import POLICIES, choice_problem
 from intune_callbacks.decide.dqn import Dqn, ModelJump
-from intune_callbacks.decide.phases import ShellConfig
+from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.types import Allocation, Observation, Policy, Proposal
 
@@ -68,10 +68,10 @@ def make_policy(name: str, *, fine_tune: bool = False, memory_limit: float = 0.9
     return makers[name]()
 
 
-def with_windows(workers: Allocation, observation: Observation, factor: int = 2) -> Allocation:
-    """Add windows `factor` times as wide as the workers, so that one slow item does not stop the others."""
+def with_windows(workers: Allocation, observation: Observation) -> Allocation:
+    """Add windows twice as wide as the workers, so that one slow item does not stop the others."""
     windows = {
-        stage.name: min(max(factor * workers[stage.window_of], stage.low), stage.high)
+        stage.name: min(max(2 * workers[stage.window_of], stage.low), stage.high)
         for stage in observation.stages
         if stage.window_of in workers
     }

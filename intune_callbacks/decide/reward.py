@@ -11,17 +11,19 @@ from intune_callbacks.types import Resources, Stage
 
 __all__ = ["utility", "worth"]
 
-MEMORY_ROOM = 0.08
-"""Share of the memory that has to stay free for the full reward."""
+FREE_MEMORY = 0.08
+"""Share of the memory that has to stay free for the full reward. A choice: a checkpoint may need it for a moment."""
 CPU_PRICE = 0.015
-"""Log throughput that holding all CPUs costs: the trainer and other jobs can use them too."""
+"""Log throughput that holding all CPUs costs: the trainer and other jobs can use them too. A choice: less
+than a worker that is needed brings."""
 LEAST = 1e-3
+"""Of the reward's factor for memory: its logarithm stays finite at the limit."""
 
 
 def utility(rate: Floats, memory: Floats, used: Floats) -> Floats:
     """Return the log of what an allocation is worth, [N]; rewards are differences of it.
 
-    ``ln(rate * min(1, (1 - memory) / MEMORY_ROOM)) - CPU_PRICE * used``: as in the paper (section 4.2) the worth of any
+    ``ln(rate * min(1, (1 - memory) / FREE_MEMORY)) - CPU_PRICE * used``: as in the paper (section 4.2) the worth of any
     throughput falls to nothing as memory nears its limit. What the model cannot take is no throughput, earns nothing.
 
     Args:
@@ -29,8 +31,8 @@ def utility(rate: Floats, memory: Floats, used: Floats) -> Floats:
         memory: share of the limit in use, 0..1.
         used: CPUs held / CPUs there.
     """
-    room = np.clip((1.0 - memory) / MEMORY_ROOM, LEAST, 1.0)
-    return np.asarray(np.log(np.maximum(rate, 1e-12) * room) - CPU_PRICE * used)
+    part = np.clip((1.0 - memory) / FREE_MEMORY, LEAST, 1.0)
+    return np.asarray(np.log(np.maximum(rate, 1e-12) * part) - CPU_PRICE * used)
 
 
 def worth(

@@ -10,18 +10,20 @@ from intune_callbacks.decide.curves import Curves
 from intune_callbacks.decide.ordering import window_for
 from intune_callbacks.decide.view import Bools, Floats, View
 
-__all__ = ["expected_gain", "fit_budget", "fit_memory", "target", "windows_for"]
+__all__ = ["batch_s", "expected_gain", "fit_budget", "fit_memory", "target", "windows_for"]
 
 HALVINGS = 14
-"""Of the range of rates a target is looked for in."""
+"""Of the range of rates a target is looked for in: to 1 / 16,000 of it, far less than a worker changes."""
 DEMAND_MARGIN = 1.25
-"""Supply planned above what the model asks for, so that irregular batches do not reach the trainer."""
+"""Supply planned above what the model asks for, so that irregular batches do not reach the trainer. A choice: it costs
+CPUs."""
 SLACK = 1.2
-"""Workers beyond the bare need: stages of about the same speed disturb each other."""
+"""Workers beyond the bare need, as CPUs allow: stages of about the same speed disturb each other. A choice."""
 _LOG_WORKERS, _CVS = np.arange(0.0, 9.0), np.array([0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.6])
+"""Where the widths of windows are tabulated: powers of two of the workers, coefficients of variation."""
 
 
-def target(view: View, curves: Curves, usable: float = 0.97) -> Floats:
+def target(view: View, curves: Curves, usable: float) -> Floats:
     """Return the workers that give the largest rate the curves, the CPUs and the model's demand allow, [N, S].
 
     Args:
@@ -29,32 +31,32 @@ def target(view: View, curves: Curves, usable: float = 0.97) -> Floats:
         curves: their fitted stages.
         usable: share of a stage's largest possible rate that is aimed at.
     """
-    mask, weight = view.workers, view.worker_weight
     high = np.minimum(view.high, np.maximum(16.0, np.maximum(4.0 * view.value, np.ceil(view.budget)[:, None])))
     top = np.minimum(DEMAND_MARGIN * view.demand, 1e9)
-    top = np.minimum(top, view.budget / np.maximum((curves.constant * weight).sum(1), 1e-12)) / usable
-    rate = _largest_rate(view, curves, top, high, weight)
-    exact = np.where(mask, np.maximum(curves.workers_for(usable * rate[:, None]), view.low), 0.0)
-    return _whole(exact, np.minimum(exact * SLACK, high), view, weight)
+    top = np.minimum(top, view.budget / np.maximum((curves.constant * view.worker_weight).sum(1), 1e-12)) / usable
+    rate = _largest_rate(view, curves, top, high)
+    exact = np.where(view.workers, np.maximum(curves.workers_for(usable * rate[:, None]), view.low), 0.0)
+    return _whole(exact, np.minimum(exact * SLACK, high), view)
 
 
-def _largest_rate(view: View, curves: Curves, top: Floats, high: Floats, weight: Floats) -> Floats:
+def _largest_rate(view: View, curves: Curves, top: Floats, high: Floats) -> Floats:
     """Return the largest rate up to `top` whose workers fit below `high` and within the budget, [N]."""
-    mask, rate, step = view.workers, np.zeros(len(top)), top
+    rate, step = np.zeros(len(top)), top
     # Of one pipeline many rates at a time: a call on few numbers costs nearly as much as one on many.
     parts, rounds = (128, 2) if len(top) == 1 else (2, HALVINGS)
     for _ in range(rounds):
         step = step / parts
         tried = rate + step * np.arange(1.0, parts)[:, None]
         needed = np.maximum(curves.workers_for(tried[..., None]), view.low)
-        fits = np.where(mask, needed <= high, True).all(2)
-        fits &= (np.where(mask, np.minimum(needed, high), 0.0) * weight).sum(2) <= view.budget
+        fits = ((needed <= high) | ~view.workers).all(2)
+        fits &= (np.minimum(needed, high) * view.worker_weight).sum(2) <= view.budget
         rate = rate + step * fits.sum(0)
     return rate
 
 
-def _whole(exact: Floats, wanted: Floats, view: View, weight: Floats) -> Floats:
+def _whole(exact: Floats, wanted: Floats, view: View) -> Floats:
     """Round to whole workers within the budget: first what is needed, the largest remainders first, then the slack."""
+    weight = view.worker_weight
     n = np.where(view.workers, np.maximum(np.floor(exact + 1e-6), view.low), 0.0)
     for goal in (exact, wanted):
         growth = np.maximum(goal - n, 0.0)
@@ -66,12 +68,12 @@ def _whole(exact: Floats, wanted: Floats, view: View, weight: Floats) -> Floats:
     return n
 
 
-def _one_more(urgency: Floats, wanted: Bools, weight: Floats, room: Floats) -> Floats:
-    """Return 1 where a slot gets one worker more, [N, S]: the most urgent first, as far as there is room."""
+def _one_more(urgency: Floats, wanted: Bools, weight: Floats, free_cpus: Floats) -> Floats:
+    """Return 1 where a slot gets one worker more, [N, S]: the most urgent first, as far as there are CPUs."""
     more, rows = np.zeros(weight.shape), np.flatnonzero(wanted.any(1))
     order = np.argsort(np.where(wanted, -urgency, np.inf), 1, kind="stable")
     for row in rows:
-        left, asked = float(room[row]) + 1e-9, int(wanted[row].sum())
+        left, asked = float(free_cpus[row]) + 1e-9, int(wanted[row].sum())
         places = order[row, :asked]
         for place, cost in zip(places.tolist(), weight[row, places].tolist(), strict=True):
             if cost <= left:
@@ -105,9 +107,9 @@ def fit_memory(view: View, value: Floats, window: Floats, limit: Floats | float)
     cut = np.clip(over / np.maximum(size.sum(1), 1e-12), 0.0, 1.0)[:, None]
     value = np.where(buffers, np.maximum(np.floor(value - cut * (value - view.low)), view.low), value)
     over = view.needed(value, window) - limit
-    room = np.where(view.workers, np.maximum(window - value, 0.0), 0.0)
-    cut = np.clip(over / np.maximum((room * view.item_memory).sum(1), 1e-12), 0.0, 1.0)[:, None]
-    window = np.where(cut > 0.0, np.floor(window - cut * room), window)
+    spare = np.where(view.workers, np.maximum(window - value, 0.0), 0.0)
+    cut = np.clip(over / np.maximum((spare * view.item_memory).sum(1), 1e-12), 0.0, 1.0)[:, None]
+    window = np.where(cut > 0.0, np.floor(window - cut * spare), window)
     over = view.needed(value, window) - limit
     growth = np.where(view.workers, np.maximum(value - view.value, 0.0), 0.0)
     cost = view.unit_memory + np.where(value > 0.0, window / np.maximum(value, 1.0), 0.0) * view.item_memory
@@ -140,13 +142,14 @@ def fit_budget(view: View, value: Floats) -> Floats:
 
 def expected_gain(view: View, curves: Curves, wanted: Floats) -> Floats:
     """Return the gain in log throughput the curves expect of other workers, [N]."""
-    workers = view.workers
+    model_s = 1.0 / np.maximum(view.demand, 1e-12)
+    now_s, then_s = (np.maximum(batch_s(view, curves, value).max(1), model_s) for value in (view.value, wanted))
+    return np.asarray(np.log(now_s / np.maximum(then_s, 1e-12)))
 
-    def slowest_s(value: Floats) -> Floats:
-        each = np.where(workers, curves.service_s(value) / np.maximum(value, 1.0), 0.0).max(1)
-        return np.asarray(np.maximum(each, 1.0 / np.maximum(view.demand, 1e-12)))
 
-    return np.asarray(np.log(slowest_s(view.value) / np.maximum(slowest_s(wanted), 1e-12)))
+def batch_s(view: View, curves: Curves, value: Floats) -> Floats:
+    """Return the seconds in which each stage with `value` workers makes a batch, 0 for buffers, [..., N, S]."""
+    return np.where(view.workers, curves.service_s(value) / np.maximum(value, 1.0), 0.0)
 
 
 @lru_cache(maxsize=1)

@@ -10,22 +10,29 @@ import numpy as np
 from intune_callbacks.decide.curves import Curves
 from intune_callbacks.decide.view import Bools, Floats, Ints, View
 
-__all__ = ["KEPT", "MOMENTS", "NOBODY", "Track"]
+__all__ = ["MOMENTS", "REMEMBERED", "UNMEASURED", "Track"]
 
-KEPT = 3
-"""Allocations remembered besides the present one."""
+REMEMBERED = 3
+"""Allocations remembered besides the present one. A choice: each is measured again before one is held."""
 MOMENTS = 3
 """Sums kept of the moves of a slot."""
-NOBODY = -30.0
+UNMEASURED = -30.0
+"""Log throughput of an allocation that was not measured: below any real one."""
 FORGET_MOVES = 0.97
-SPREAD = 0.03
+"""Weight old moves keep at each decision. A choice: some thirty decisions count, a burst."""
 AGING = 0.0007
-"""Log throughput an old measurement loses per decision: work drifts."""
+"""Log throughput an old measurement loses per decision: work drifts. A choice: 1 % in 14 decisions."""
 MOST_COUNT = 20.0
-SECOND = 0.8
+"""Windows of an allocation that count in its mean. A choice: more would no longer follow work that drifts."""
+SECOND_WEIGHT = 0.8
+"""Weight of an allocation's second window: in the first one, windows fill or drain."""
 CLEARLY, CLEAR_NOISE = 0.1, 1.5
+"""Log throughput, and errors of one window, by which what is clearly worse is below the best. A choice: smaller
+differences are often noise."""
 SMOOTH = 0.4
+"""Weight of a new window in the smoothed log throughput. A choice: some three windows count."""
 LEAST_NOISE, MOST_NOISE = 0.005, 0.3
+"""Bounds of the relative error of one window: a few equal windows are luck, and one stall is no noise."""
 
 
 class Track:
@@ -52,37 +59,30 @@ class Track:
         """Relative error of one measured throughput."""
         self.low: Ints = np.zeros(n, int)
         """Decisions in a row that were clearly below the best known."""
-        # Of the moves of each slot: their squares, and their products with what service time and throughput did.
         self.moves: Floats = np.zeros((MOMENTS, n, s))
+        """Sums over each slot's moves, in logs: squares, products with the changes of service time and throughput."""
         # Column 0 is the present allocation.
-        self.value: Floats = np.repeat(view.value[:, None], KEPT + 1, 1)
-        self.mean: Floats = np.full((n, KEPT + 1), NOBODY)
-        self.count: Floats = np.zeros((n, KEPT + 1))
+        self.value: Floats = np.repeat(view.value[:, None], REMEMBERED + 1, 1)
+        self.mean: Floats = np.full((n, REMEMBERED + 1), UNMEASURED)
+        self.count: Floats = np.zeros((n, REMEMBERED + 1))
         self.score: Floats = self._scores()
-        """Log throughput of the remembered allocations, less what may be luck, [N, KEPT + 1]."""
-        self.best: tuple[Floats, Floats] = (view.value, np.full(n, NOBODY))
+        """Log throughput of the remembered allocations, less what may be luck, [N, REMEMBERED + 1]."""
+        self.best: tuple[Floats, Floats] = (view.value, np.full(n, UNMEASURED))
         """The best allocation measured, [N, S], and its score, [N]."""
         self.view = view
         self._note(view)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is remembered of the only pipeline, in plain numbers."""
-        return self.curves.state_dict() | {
-            "value": self.value[0].tolist(),
-            "mean": self.mean[0].tolist(),
-            "count": self.count[0].tolist(),
-            "noise": float(self.noise[0]),
-            "moves": self.moves[:, 0].tolist(),
-            "age": int(self.age[0]),
-            "decisions": self.decisions,
-        }
+        own = {name: getattr(self, name)[0].tolist() for name in ("value", "mean", "count", "noise", "age")}
+        return self.curves.state_dict() | own | {"moves": self.moves[:, 0].tolist(), "decisions": self.decisions}
 
-    def go_on(self, kept: Mapping[str, Floats], view: View) -> None:
+    def go_on(self, saved: Mapping[str, Floats], view: View) -> None:
         """Take back what `state_dict` gave, as arrays; `view` is the first one since."""
-        self.curves.go_on(kept, view)
-        self.value, self.mean, self.count = (kept[name][None].copy() for name in ("value", "mean", "count"))
-        self.noise, self.moves = kept["noise"][None].copy(), kept["moves"][:, None].copy()
-        self.age, self.decisions = np.array([int(kept["age"]) + 1]), int(kept["decisions"]) + 1
+        self.curves.go_on(saved, view)
+        self.value, self.mean, self.count = (saved[name][None].copy() for name in ("value", "mean", "count"))
+        self.noise, self.moves = saved["noise"][None].copy(), saved["moves"][:, None].copy()
+        self.age, self.decisions = np.array([int(saved["age"]) + 1]), int(saved["decisions"]) + 1
         self._note(view)
 
     def update(self, view: View) -> None:
@@ -103,36 +103,17 @@ class Track:
         margin = np.maximum(CLEARLY, CLEAR_NOISE * self.noise)
         self.low = np.where((self.smooth < self.best[1] - margin) & (self.age > 0), self.low + 1, 0)
 
-    def forget(self, rows: Bools) -> None:
-        """Forget the measured allocations of `rows`: the work or the machine is another."""
-        self.begin_at(0, rows)
-        self.mean[rows] = NOBODY
+    def forget(self, rows: Bools, age: int = 0) -> None:
+        """Forget what `rows` measured, for the work or the machine is another, and count decisions from `age` on."""
+        self.age[rows] = age
+        self.mean[rows] = UNMEASURED
         self.count[rows] = 0.0
         self.low[rows] = 0
         self._rank()
 
-    def begin_at(self, age: int, rows: Bools) -> None:
-        """Count the decisions of `rows` from `age` on."""
-        self.age[rows] = age
-
-    @property
-    def work_elasticity(self) -> Floats:
-        """Measured d log(service time) / d log(units), shrunk to 0 where little was tried, [N, S]."""
-        return np.asarray(np.minimum(np.maximum(self.moves[1] / (self.moves[0] + SPREAD), -1.0), 1.5))
-
-    @property
-    def rate_elasticity(self) -> Floats:
-        """Measured d log(throughput) / d log(units), [N, S]."""
-        return np.asarray(np.minimum(np.maximum(self.moves[2] / (self.moves[0] + SPREAD), -1.0), 1.0))
-
-    @property
-    def tried(self) -> Floats:
-        """How far each slot was moved lately, in log units, [N, S]."""
-        return np.asarray(np.minimum(np.sqrt(self.moves[0]), 2.0))
-
     def _scores(self) -> Floats:
         known = self.mean - self.noise[:, None] / np.sqrt(np.maximum(self.count, 1.0))
-        return np.where(self.count > 0.0, known, NOBODY)
+        return np.where(self.count > 0.0, known, UNMEASURED)
 
     def _rank(self) -> None:
         self.score = self._scores()
@@ -154,7 +135,7 @@ class Track:
         rows = np.arange(len(view.cpus))
         lost = self.resized | ~view.alive
         if lost.any():
-            self.mean[lost], self.count[lost] = NOBODY, 0.0
+            self.mean[lost], self.count[lost] = UNMEASURED, 0.0
         self.mean -= AGING
         moved = (self.value[:, 0] != view.value).any(1)
         if moved.any():
@@ -167,23 +148,22 @@ class Track:
             self.value[k, p], self.mean[k, p], self.count[k, p] = self.value[k, 0], self.mean[k, 0], self.count[k, 0]
             same = (self.value[:, 1:] == view.value[:, None]).all(-1) & (self.count[:, 1:] > 0.0)
             again, at = same.any(1), same.argmax(1) + 1
-            self.mean[:, 0] = np.where(moved, np.where(again, self.mean[rows, at], NOBODY), self.mean[:, 0])
-            self.count[:, 0] = np.where(moved, np.where(again, self.count[rows, at], 0.0), self.count[:, 0])
-            self.value[:, 0] = np.where(moved[:, None], view.value, self.value[:, 0])
+            self.value[moved, 0], self.mean[moved, 0], self.count[moved, 0] = view.value[moved], UNMEASURED, 0.0
             # Only column 0 goes on: what it gave once, left beside it, would be hoped for as long as it is in force.
             k = rows[moved & again]
-            self.mean[k, at[k]], self.count[k, at[k]] = NOBODY, 0.0
+            self.mean[k, 0], self.count[k, 0] = self.mean[k, at[k]], self.count[k, at[k]]
+            self.mean[k, at[k]], self.count[k, at[k]] = UNMEASURED, 0.0
         # What an allocation gives in the decision of a resize belongs to neither machine.
-        up = view.alive & ~self.resized
+        up = ~lost
         steady = up & ~moved & (self.count[:, 0] > 1.0)
         difference = np.abs(self.log_rate - self.mean[:, 0])
         self.noise = np.where(
             steady, np.clip(self.noise + 0.1 * (1.25 * difference - self.noise), LEAST_NOISE, MOST_NOISE), self.noise
         )
         # In the first decision of an allocation windows fill or drain: the second one nearly replaces it.
-        gain = np.where(self.count[:, 0] == 1.0, SECOND, 1.0 / np.minimum(self.count[:, 0] + 1.0, MOST_COUNT))
-        first = self.count[:, 0] == 0.0
+        count = self.count[:, 0]
+        gain = np.where(count == 1.0, SECOND_WEIGHT, 1.0 / np.minimum(count + 1.0, MOST_COUNT))
         moving = self.mean[:, 0] + gain * (self.log_rate - self.mean[:, 0])
-        self.mean[:, 0] = np.where(up, np.where(first, self.log_rate, moving), self.mean[:, 0])
-        self.count[:, 0] = np.where(up, self.count[:, 0] + 1.0, self.count[:, 0])
+        self.mean[:, 0] = np.where(up, np.where(count == 0.0, self.log_rate, moving), self.mean[:, 0])
+        self.count[up, 0] += 1.0
         self._rank()

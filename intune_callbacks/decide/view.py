@@ -5,7 +5,7 @@ The same code decides for one live pipeline, an array of one row, and learns on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -42,7 +42,6 @@ class View:
         cpus: CPUs the pipeline may use, [N].
         budget: the sum of weights all workers together may reach, [N].
         memory: in use now, [N].
-        elapsed_s: length of the window, [N].
         noise: relative error of `rate` to expect of one window, until its own spread is known, [N].
         alive: False while a pipeline that ran out of memory is down, [N].
     """
@@ -67,7 +66,6 @@ class View:
     cpus: Floats
     budget: Floats
     memory: Floats
-    elapsed_s: Floats
     noise: Floats
     alive: Bools
 
@@ -82,7 +80,7 @@ class View:
         return np.where(self.workers, self.weight, 0.0)
 
     @cached_property
-    def room(self) -> Floats:
+    def free_cpus(self) -> Floats:
         """CPUs that may be added; negative where the budget is exceeded, [N]."""
         return np.asarray(self.budget - (self.value * self.worker_weight).sum(1))
 
@@ -90,10 +88,6 @@ class View:
     def full_memory(self) -> Floats:
         """Memory in use once every window and buffer of the present allocation is full, [N]."""
         return self.needed(self.value, self.window)
-
-    def rows(self, part: slice) -> View:
-        """Return some of the pipelines."""
-        return View(**{f.name: getattr(self, f.name)[part] for f in fields(self)})
 
     def needed(self, value: Floats, window: Floats) -> Floats:
         """Return the memory in use once every window and buffer is full, [N].

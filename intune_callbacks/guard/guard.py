@@ -16,7 +16,8 @@ __all__ = ["Guard", "Ruling"]
 
 GB = 1e9
 WORTH_FREEING = 0.005
-"""An alarm does not touch a pipeline that holds less than this share of the memory: it would free nothing."""
+"""An alarm does not touch a pipeline that holds less than this share of the memory: something else fills it, and its
+windows would become narrow for nothing. A choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +92,16 @@ class Guard:
             own: the user's numbers; below them nothing is taken before there is an alarm.
         """
         self.watch(observation)
-        now, room = observation.allocation, self._soft_limit * observation.resources.memory_limit_bytes
+        now, soft_bytes = observation.allocation, self._soft_limit * observation.resources.memory_limit_bytes
         least = now | {
             s.name: min(s.current, own.get(s.name, s.current)) for s in observation.stages if s.kind == "memory"
         }
         needed = self._needed_bytes(now, observation)
         # Up to the limit itself: between the two it would be taken back and granted again at every decision.
-        if room <= 0.0 or least == now or needed <= observation.resources.memory_limit_bytes:
+        if soft_bytes <= 0.0 or least == now or needed <= observation.resources.memory_limit_bytes:
             return None
-        granted = self._largest_between(least, now, observation, room)
-        return Ruling(
-            granted, (f"{needed / GB:.2f} GB needed with full windows, soft limit {room / GB:.2f} GB: taken back",)
-        )
+        why = f"{needed / GB:.2f} GB needed with full windows, soft limit {soft_bytes / GB:.2f} GB: taken back"
+        return Ruling(self._largest_between(least, now, observation, soft_bytes), (why,))
 
     def alarm(self, observation: Observation) -> Ruling | None:
         """Return what to shrink at once because memory is above the soft limit now; None when all is well.
@@ -113,8 +112,8 @@ class Guard:
         """
         self.watch(observation)
         resources = observation.resources
-        used, room = resources.memory_used_bytes, self._soft_limit * resources.memory_limit_bytes
-        if resources.memory_limit_bytes <= 0 or used <= room:
+        used, soft_bytes = resources.memory_used_bytes, self._soft_limit * resources.memory_limit_bytes
+        if resources.memory_limit_bytes <= 0 or used <= soft_bytes:
             return None
         now = observation.allocation
         smaller = now | {
@@ -133,7 +132,7 @@ class Guard:
         if smaller == now or self._freed_bytes(smaller, observation) < WORTH_FREEING * resources.memory_limit_bytes:
             return None
         why = f"memory alarm: {used / GB:.2f} of {resources.memory_limit_bytes / GB:.2f} GB used, "
-        return Ruling(smaller, (f"{why}soft limit {room / GB:.2f} GB: shrunk at once",))
+        return Ruling(smaller, (f"{why}soft limit {soft_bytes / GB:.2f} GB: shrunk at once",))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the CPU shares and sizes seen."""
@@ -195,11 +194,11 @@ class Guard:
 
     def _limit_memory(self, target: Allocation, observation: Observation, vetoes: list[str]) -> Allocation:
         resources = observation.resources
-        room = self._soft_limit * resources.memory_limit_bytes
+        soft_bytes = self._soft_limit * resources.memory_limit_bytes
         if resources.memory_limit_bytes <= 0 or target == observation.allocation:
             return target
         asked = self._needed_bytes(target, observation)
-        if asked <= room:
+        if asked <= soft_bytes:
             return target
         memory = {stage.name for stage in observation.stages if stage.kind == "memory"}
         least = {name: min(value, observation.allocation[name]) for name, value in target.items()}
@@ -212,24 +211,24 @@ class Guard:
         steps = (target, target | {name: least[name] for name in memory}, least, least | lowest)
         granted = steps[-1]
         for larger, smaller in pairwise(steps):
-            if self._needed_bytes(smaller, observation) <= room:
-                granted = self._largest_between(smaller, larger, observation, room)
+            if self._needed_bytes(smaller, observation) <= soft_bytes:
+                granted = self._largest_between(smaller, larger, observation, soft_bytes)
                 break
         needed = self._needed_bytes(granted, observation)
         vetoes.append(
-            f"{asked / GB:.2f} GB needed with full windows, soft limit {room / GB:.2f} of "
+            f"{asked / GB:.2f} GB needed with full windows, soft limit {soft_bytes / GB:.2f} of "
             f"{resources.memory_limit_bytes / GB:.2f} GB: clipped to {needed / GB:.2f} GB"
         )
         return granted
 
     def _largest_between(
-        self, smaller: Allocation, larger: Allocation, observation: Observation, room: float
+        self, smaller: Allocation, larger: Allocation, observation: Observation, soft_bytes: float
     ) -> Allocation:
         low, high, best = 0, 64, smaller
         while low < high:
             middle = (low + high + 1) // 2
             mixed = {name: n + (larger[name] - n) * middle // 64 for name, n in smaller.items()}
-            if self._needed_bytes(mixed, observation) <= room:
+            if self._needed_bytes(mixed, observation) <= soft_bytes:
                 low, best = middle, mixed
             else:
                 high = middle - 1

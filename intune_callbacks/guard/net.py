@@ -2,8 +2,7 @@
 
 A policy may be wrong, and so may its readings: a knob that does not act, a machine that stalls, workers whose start-up
 nobody charged. The net does not ask why. It compares the wall time of a batch under the present allocation, its share
-of the epoch's start included, with the best one measured in this run, and leaves what is clearly worse. It also keeps
-policies from trials that cannot pay: see `Net.permit`.
+of the epoch's start included, with the best one measured in this run, and leaves what is clearly worse.
 """
 
 from __future__ import annotations
@@ -23,19 +22,24 @@ __all__ = ["MOST_HARM", "Net", "Return"]
 
 MOST_HARM, OF_SAVED = 0.02, 0.1
 """Shares of a run's wall time, anew from a change of the machine on, and of the time it has saved against its start,
-that trials which turn out worse may cost, all of them together."""
+that all trials which turn out worse may cost together. A choice, see docs/adr/0015-a-net-under-every-policy.md."""
 WINDOWS = 20
-"""Windows of an allocation that count: older ones belong to another machine."""
+"""Windows of an allocation that count, a choice: older ones may belong to another state of the machine."""
 ENOUGH = 2
-"""Windows in a row that have to be worse, and windows after which an allocation may be the best."""
+"""Windows in a row that have to be worse, and after which an allocation may be the best: one alone may be a stall."""
 IDLE = 6
-"""Windows after which an allocation as good as the best one is the best, or left if it takes more workers than that."""
-LEAST_MARGIN, LEAST_NOISE, MOST_NOISE = 0.015, 0.01, 0.3
+"""Windows after which an allocation as good as the best one is the best, or left if it takes more workers. A choice."""
+LEAST_MARGIN = 0.015
+"""ln(seconds per batch) by which allocations have to differ at least, a choice: less is not worth a change."""
+LEAST_NOISE, MOST_NOISE = 0.01, 0.3
+"""Bounds of the relative error of a window: a few equal ones are luck, and with more nothing could be compared."""
 SPREADS = 2.0
-"""Standard errors by which an allocation has to differ to be better or worse."""
+"""Standard errors by which an allocation has to differ to be better or worse: of normal errors 5 % are larger."""
 SAME_CPUS = 0.01
+"""Share by which the CPUs of the same machine may differ: they are read from quotas and affinities, and rounded."""
 SHIFT, SHIFT_SPREADS = 0.1, 2.5
-"""A change of ln(seconds per batch) that two windows in a row show at an unchanged allocation, and in spreads of it."""
+"""A change of ln(seconds per batch) that two windows in a row show at an unchanged allocation, and in spreads of it: by
+chance normal errors do that once in 13,000 windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +80,6 @@ class _Trial:
     @property
     def batch_s(self) -> float:
         return math.exp(median(self.logs)) + self.start_s / self.epoch_batches
-
-    def error(self, noise: float) -> float:
-        """Relative standard error of `batch_s`."""
-        return noise / math.sqrt(max(1, len(self.logs)))
 
 
 class Net:
@@ -221,15 +221,14 @@ class Net:
         """True while the present allocation is not the best measured."""
         return self._now is not None and self._now is not self._best
 
-    # -- inside --------------------------------------------------------------------------------------------------------
-
     @staticmethod
     def _gain(one: _Trial, other: _Trial) -> float:
         """ln(throughput of one / throughput of the other)."""
         return math.log(other.batch_s / one.batch_s)
 
     def _margin(self, one: _Trial, other: _Trial) -> float:
-        return max(LEAST_MARGIN, SPREADS * math.hypot(one.error(self._noise), other.error(self._noise)))
+        errors = [self._noise / math.sqrt(max(1, len(trial.logs))) for trial in (one, other)]
+        return max(LEAST_MARGIN, SPREADS * math.hypot(*errors))
 
     def _takes_more(self, one: _Trial, other: _Trial) -> bool:
         """Return whether one allocation has more workers in some stage than the other, and fewer in none."""

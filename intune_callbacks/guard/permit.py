@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 
+from intune_callbacks.measure.predict import WAITS
 from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.types import Allocation, Observation, Stage
 from intune_callbacks.words import percent
 
 __all__ = ["Permit"]
 
-WORTH_WAIT = 0.05
-"""Below this share of data wait nothing grows: 5 % is the most it could bring."""
 LEAVE_WAIT, LEAVE_FETCH_S = 0.10, 0.005
-"""Work leaves the training loop only if the loop waits so long for it: a hand-off costs half a ms of CPU."""
+"""Share of the time, and seconds of a fetch, that the loop waits for its own work before that leaves it: a hand-off
+costs half a ms of CPU, see docs/adr/0015-a-net-under-every-policy.md."""
 MOST_FAILS = 2
-"""After so many failures upwards a stage stays at the best value measured."""
-TRIAL_S, START_S, EARNED_BACK = 1.0, 0.02, 2.0
-"""Seconds a trial costs, and each worker more in it, and how often it has to be able to earn that back."""
+"""After so many failures upwards a stage stays at the best value measured. A choice: all the way, and half of it."""
+EARNED_BACK = 2.0
+"""How often a trial has to be able to earn back the time it takes. A choice: one in two is expected to fail."""
 SHORT_OF_CPUS = 0.8
-"""Share of the CPUs in use from which on they are short."""
+"""Share of the CPUs in use from which on they are short, the same as in `measure.cause`. A choice: the rest is what the
+training and the system take now and then."""
 
 
 class Permit:
@@ -130,12 +131,12 @@ class Permit:
         # Of a run of unknown length as much is expected to come as has passed.
         left_s = self.wall_s if seen.remaining_s is None else seen.remaining_s
         wait = _wait(seen)
-        if wait < WORTH_WAIT or not self._trial_s or wait * left_s >= EARNED_BACK * (self._trial_s + start_s):
+        if wait < WAITS or not self._trial_s or wait * left_s >= EARNED_BACK * (self._trial_s + start_s):
             return ""
         return f"about {left_s:.0f} s are left, with {percent(wait)} of waiting: too few to earn a change back"
 
     def _why_no_growth(self, start_s: float, seen: Observation, wait: float) -> str:
-        if wait < WORTH_WAIT:
+        if wait < WAITS:
             return f"the training waits {percent(wait)} of the time: nothing to gain"
         # While the training waits, its own CPU is free.
         if _used_cpus(seen) >= seen.resources.cpus + wait:
@@ -143,7 +144,7 @@ class Permit:
         if start_s > 0.0:
             # Workers that are started with each epoch make its start no shorter.
             wait = max(0.0, wait - seen.seam_s / seen.elapsed_s) if seen.elapsed_s > 0.0 else wait
-            if wait < WORTH_WAIT:
+            if wait < WAITS:
                 return f"the training waits {percent(wait)} of the time, starts of epochs left out: nothing to gain"
         if self.is_spent:
             return "trials have cost as much of the run as they may: no more of them for now"

@@ -6,20 +6,20 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["KEPT", "to_set"]
+__all__ = ["PERSISTENT", "to_set"]
 
-KEPT = "persistent_workers=True"
+PERSISTENT = "persistent_workers=True"
 
 
 def to_set(
-    wanted: Mapping[str, int], stages: Sequence[Mapping[str, Any]], kept: Collection[str] = ()
+    wanted: Mapping[str, int], stages: Sequence[Mapping[str, Any]], persistent: Collection[str] = ()
 ) -> tuple[list[str], list[str]]:
     """Return what to write to get an allocation, for what has a place in the user's code, and in words for the rest.
 
     Args:
         wanted: stage name -> value.
         stages: the report's ``stages``, in pipeline order.
-        kept: stages whose workers shall live on from one epoch to the next.
+        persistent: stages whose workers shall live on from one epoch to the next.
 
     Returns:
         Lines to paste, such as ``DataLoader(num_workers=6)  # was 2``, and words such as ``decode 6 (was 2)``. The
@@ -36,8 +36,8 @@ def to_set(
     for entry in written:
         window = windows.get(entry["name"])
         beside = window is not None and window["name"] in wanted and bool(window.get("knob"))
-        if entry["name"] in wanted or beside or entry["name"] in kept:
-            line = _line(entry, window if beside else None, wanted, entry["name"] in kept)
+        if entry["name"] in wanted or beside or entry["name"] in persistent:
+            line = _line(entry, window if beside else None, wanted, entry["name"] in persistent)
             # Two stages that are written alike are told apart by their names.
             lines.append(f"{line} ({entry['name']})" if knobs.count(entry["knob"]) > 1 else line)
             said |= {entry["name"], *([window["name"]] if window is not None else [])}
@@ -46,8 +46,10 @@ def to_set(
     return lines, [f"{name} {value} ({was.get(name, 'was ?')})" for name, value in wanted.items() if name not in said]
 
 
-def _line(entry: Mapping[str, Any], window: Mapping[str, Any] | None, wanted: Mapping[str, int], kept: bool) -> str:
-    workers = wanted.get(entry["name"], entry["current"] if kept else entry["first"])
+def _line(
+    entry: Mapping[str, Any], window: Mapping[str, Any] | None, wanted: Mapping[str, int], persistent: bool
+) -> str:
+    workers = wanted.get(entry["name"], entry["current"] if persistent else entry["first"])
     code, mark, remark = entry["knob"].partition("#")
     code, was = code.rstrip().format(workers), f"was {entry['first']}"
     if window is not None:
@@ -58,6 +60,6 @@ def _line(entry: Mapping[str, Any], window: Mapping[str, Any] | None, wanted: Ma
         if each != each_first:
             code = f"{code.removesuffix(')')}, {window['knob'].format(each)})"
             was += f" and {each_first}"
-    if kept:
-        code = f"{code.removesuffix(')')}, {KEPT})"
+    if persistent:
+        code = f"{code.removesuffix(')')}, {PERSISTENT})"
     return f"{code}  # {remark.strip() if mark else was}"

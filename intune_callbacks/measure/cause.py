@@ -5,26 +5,30 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from intune_callbacks.measure.advice import KEPT, to_set
+from intune_callbacks.measure.advice import PERSISTENT, to_set
 from intune_callbacks.measure.evidence import NONE, Cause, Evidence
 from intune_callbacks.measure.measured import Measured
-from intune_callbacks.measure.predict import WORTH, Advice, advise, limiting, promised, step_s
+from intune_callbacks.measure.predict import LEAST_GAIN, WAITS, Advice, advise, limiting, promised, step_s
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import amount, count, moment, percent, ratio
 
 __all__ = ["advice", "causes"]
 
-# Of the CPUs the input may use: from this share on they are short.
 CPUS_BUSY = 0.8
-# An item that computes for less than this share of its time waits for something.
+"""From this share of the CPUs the input may use on they are short. A choice: the rest is what the training and others
+take now and then."""
 COMPUTES = 0.5
-# No read from a disk or a network is shorter: such a wait is for a CPU.
+"""An item that computes for less than this share of its time waits for something. A choice: the larger part counts."""
 LEAST_READ_S = 0.0002
+"""No read from a disk or a network is shorter: such a wait is for a CPU."""
 IDLE = 0.4
+"""Workers that are busy for less than this share have too little to do. A choice: less than half, with a margin."""
 ONE_CPU = (0.85, 1.1)
+"""CPUs that threads use together where the GIL lets one run at a time. A choice: one, as exactly as windows show it."""
 BROUGHT_NOTHING = 1.03
-WAITS = 0.05
+"""Factor below which more workers brought nothing. A choice: windows differ by as much."""
 MUCH_WAIT = 0.2
+"""From this share of data wait on a run is input-bound, see `measure.verdict`: a shuffle buffer is filled meanwhile."""
 MEANWHILE = "; a worker makes the next one meanwhile"
 LEFT_ALONE = (
     "; it is left alone, for the dataset may need the training process: if it does not, write num_workers, or give "
@@ -32,6 +36,7 @@ LEFT_ALONE = (
 )
 FOLLOWS_WORKERS = "order follows the workers"
 LIMIT_OF_MEMORY = ("soft limit", "memory alarm")
+"""Words of the guard's vetoes that are about memory."""
 
 
 def causes(seen: Measured | None, known: Evidence = NONE) -> tuple[Cause, ...]:
@@ -85,15 +90,16 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
         if hint is None or not hint.line or seen.workers:
             return None
         gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
-        return _worth(Cause("loader", "", f"{hint.what}; {_one_after_the_other(seen)}{MEANWHILE}", hint.line, gain))
+        sentence = f"{hint.what}; {_one_after_the_other(seen)}{MEANWHILE}"
+        return _if_it_pays(Cause("loader", "", sentence, hint.line, gain))
     found = advise(seen, _most(seen, known), share=known.share)
-    why = "" if found.gain >= WORTH else "; from a worker it would not come sooner"
+    why = "" if found.gain >= LEAST_GAIN else "; from a worker it would not come sooner"
     if why and seen.cpus_had - seen.cpus_busy < 1.0 - CPUS_BUSY:
         why = "; no CPU is free for a worker"
     sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}{why or MEANWHILE}"
     if stage.when == "user" and not why:
         sentence += LEFT_ALONE
-    return _worth(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))
+    return _if_it_pays(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))
 
 
 def _one_after_the_other(seen: Measured) -> str:
@@ -106,7 +112,7 @@ def _files(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if hint is None:
         return None
     gain = promised(step_s(seen) / step_s(seen, {stage.name: 2 * stage.current}), known.share)
-    more = f", with twice as many expected {ratio(gain)}" if gain >= WORTH else ""
+    more = f", with twice as many expected {ratio(gain)}" if gain >= LEAST_GAIN else ""
     return Cause("files", stage.name, f"{hint.what}: more workers have nothing to read, more files would help{more}")
 
 
@@ -145,11 +151,12 @@ def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return None
     busy = f"the input keeps {seen.cpus_busy:.1f} of {_cpus(seen)} busy"
     if had < CPUS_BUSY * seen.cpus:
-        taken = "the CPUs are taken by the training and others"
-        busy = f"{taken}: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
-    gain = advise(seen, _most(seen, known), cpus=2 * had, share=known.share, keep=False).gain
-    more = f"; with twice as many CPUs, or {stage.name!r} half as dear, expected {ratio(gain)}" if gain >= WORTH else ""
-    return Cause("cpu", stage.name, busy + more)
+        others = "the CPUs are taken by the training and others"
+        busy = f"{others}: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
+    gain = advise(seen, _most(seen, known), cpus=2 * had, share=known.share, may_persist=False).gain
+    if gain >= LEAST_GAIN:
+        busy += f"; with twice as many CPUs, or {stage.name!r} half as dear, expected {ratio(gain)}"
+    return Cause("cpu", stage.name, busy)
 
 
 def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
@@ -157,7 +164,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     rate = seen.rates.get(stage.name)
     if rate is None or not rate.service_s:
         return None
-    found = advise(seen, _most(seen, known), share=known.share, keep=False)
+    found = advise(seen, _most(seen, known), share=known.share, may_persist=False)
     line = _lines(seen, known, found)
     item = f"each {'batch' if abs(rate.items_per_batch - 1.0) < 0.1 else 'item'} of {stage.name!r}"
     if not _knows_cpu(seen, stage):
@@ -165,18 +172,18 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return Cause("workers", stage.name, f"{item} takes {moment(rate.service_s)} in {many}", line, found.gain)
     if rate.service_cpu_s < min(COMPUTES * rate.service_s, rate.service_s - LEAST_READ_S):
         waits = f"waits {moment(rate.service_s - rate.service_cpu_s)} for its reads"
-        told = f"{item} {waits} and computes {moment(rate.service_cpu_s)}"
-        if found.gain >= WORTH:
-            told += ": more workers overlap the waits, more CPUs do not help"
+        sentence = f"{item} {waits} and computes {moment(rate.service_cpu_s)}"
+        if found.gain >= LEAST_GAIN:
+            sentence += ": more workers overlap the waits, more CPUs do not help"
         elif stage.kind == "io" and stage.current >= stage.high:
-            told += (
+            sentence += (
                 f"; it reads {stage.current} files at once, as many as its cycle_length: a longer one overlaps more "
             )
-            told += "waits, and changes the order of the samples"
-        return Cause("storage", stage.name, told, line, found.gain)
+            sentence += "waits, and changes the order of the samples"
+        return Cause("storage", stage.name, sentence, line, found.gain)
     free = max(0.0, seen.cpus_had - seen.cpus_busy)
-    told = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
-    return Cause("workers", stage.name, f"{told}, while {free:.1f} of {_cpus(seen)} are free", line, found.gain)
+    sentence = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
+    return Cause("workers", stage.name, f"{sentence}, while {free:.1f} of {_cpus(seen)} are free", line, found.gain)
 
 
 def _cpus(seen: Measured) -> str:
@@ -187,16 +194,16 @@ def _startup(seen: Measured, known: Evidence) -> Cause | None:
     started = [s for s in seen.workers if s.startup_s > 0.0 and s.current]
     if not started or not seen.seam_s:
         return None
-    kept = tuple(stage.name for stage in started)
-    gain = promised(step_s(seen) / step_s(seen, kept=kept), known.share)
-    if gain < WORTH:
+    persistent = tuple(stage.name for stage in started)
+    gain = promised(step_s(seen) / step_s(seen, persistent=persistent), known.share)
+    if gain < LEAST_GAIN:
         return None
     each_s = _seam_of_an_epoch_s(seen, known)
     workers = sum(stage.current for stage in started)
     frac = percent(seen.seam_s / (seen.period_s + seen.seam_s))
     begins = f"each epoch begins with {moment(each_s)} of" if each_s else "the starts of epochs go by with"
-    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {KEPT} keeps them"
-    return Cause("startup", kept[0], sentence, "\n".join(to_set({}, _entries(seen, known), kept)[0]), gain)
+    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {PERSISTENT} keeps them"
+    return Cause("startup", persistent[0], sentence, "\n".join(to_set({}, _entries(seen, known), persistent)[0]), gain)
 
 
 def _seam_of_an_epoch_s(seen: Measured, known: Evidence) -> float:
@@ -215,10 +222,10 @@ def _shuffle(seen: Measured, known: Evidence) -> Cause | None:
     gain = (seen.seam_s + seen.period_s) / max(seen.seam_s, seen.period_s) if seen.wait_frac < MUCH_WAIT else 1.0
     gain = promised(gain, known.share)
     late = first_s > WAITS * (known.whole.get("wall_s") or float("inf"))
-    if gain < WORTH and not late:
+    if gain < LEAST_GAIN and not late:
         return None
-    told = f"{hint.what}: the first batch came after {moment(first_s)}" if first_s else hint.what
-    return _worth(Cause("shuffle", hint.stage, told, hint.line, gain))
+    sentence = f"{hint.what}: the first batch came after {moment(first_s)}" if first_s else hint.what
+    return _if_it_pays(Cause("shuffle", hint.stage, sentence, hint.line, gain))
 
 
 def _prefetch(seen: Measured, known: Evidence) -> Cause | None:
@@ -228,7 +235,7 @@ def _prefetch(seen: Measured, known: Evidence) -> Cause | None:
     if hint is None or not hint.line or has_one or not seen.workers or seen.wait_frac < WAITS:
         return None
     gain = promised(seen.period_s / max(seen.model_s, seen.period_s - seen.model_s), known.share)
-    return Cause("prefetch", hint.stage, hint.what, hint.line, gain) if gain >= WORTH else None
+    return Cause("prefetch", hint.stage, hint.what, hint.line, gain) if gain >= LEAST_GAIN else None
 
 
 def _memory(seen: Measured, known: Evidence) -> Cause | None:
@@ -267,7 +274,7 @@ def _knows_cpu(seen: Measured, stage: Stage) -> bool:
 
 
 def _lines(seen: Measured, known: Evidence, found: Advice) -> str:
-    code, _ = to_set(found.allocation, _entries(seen, known), found.kept)
+    code, _ = to_set(found.allocation, _entries(seen, known), found.persistent)
     return "\n".join(code)
 
 
@@ -275,5 +282,5 @@ def _entries(seen: Measured, known: Evidence) -> list[dict[str, Any]]:
     return [asdict(stage) | {"first": known.first.get(stage.name, stage.current)} for stage in seen.stages]
 
 
-def _worth(cause: Cause) -> Cause:
-    return cause if cause.gain >= WORTH else replace(cause, line="", gain=1.0)
+def _if_it_pays(cause: Cause) -> Cause:
+    return cause if cause.gain >= LEAST_GAIN else replace(cause, line="", gain=1.0)

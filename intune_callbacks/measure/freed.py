@@ -9,20 +9,24 @@ from collections.abc import Callable
 
 import psutil
 
+from intune_callbacks.types import Probe, Resources
+
 __all__ = ["LARGE_BYTES", "Freed", "give_back_freed"]
 
 LARGE_BYTES = 1 << 20
-"""Blocks of this size and more are given back at once after `map_large_blocks`."""
+"""Blocks of this size and more are given back at once after `map_large_blocks`. A choice: to map each smaller one costs
+more than it saves."""
 M_MMAP_THRESHOLD = -3
 """The number of the setting in glibc's malloc.h."""
 GROWN_BYTES = 32 << 20
 """Where the C library's own threshold stands after it has freed large blocks: its upper limit (mallopt(3))."""
 AGAIN_S, LONGEST_S = 2.0, 300.0
-"""Seconds between two attempts to give back memory; twice as long after each that brought little."""
+"""Seconds between two attempts to give back memory; twice as long after each that brought little. A choice: one takes
+milliseconds per GB (malloc_trim(3))."""
 PATIENCE_S = 0.5
-"""At an alarm an attempt that is under way is waited for so long."""
+"""At an alarm an attempt that is under way is waited for so long. A choice: memory that fills up costs the run."""
 LITTLE = 0.01
-"""Less than this share of the process's memory."""
+"""An attempt that gives back less than this share of the process's memory brought little. A choice."""
 
 
 class Freed:
@@ -50,6 +54,22 @@ class Freed:
         """
         if not self._maps:
             self._maps = _set_threshold(LARGE_BYTES)
+
+    def read(self, probe: Probe, soft_limit: float, item_bytes: float) -> Resources:
+        """Return what there is; near the memory limit, after what is only kept for later was given back.
+
+        Args:
+            probe: what the machine has.
+            soft_limit: share of its memory that is planned with, 0..1.
+            item_bytes: the largest item of the pipeline.
+        """
+        seen = probe.read()
+        limit = soft_limit * seen.memory_limit_bytes
+        if seen.memory_used_bytes <= limit / 2:
+            return seen
+        if item_bytes >= LARGE_BYTES:
+            self.map_large_blocks()
+        return probe.read() if self.give_back(now=seen.memory_used_bytes > limit) else seen
 
     def give_back(self, now: bool) -> bool:
         """Return freed memory to the system, in a thread beside the training, if it is time for that.

@@ -9,7 +9,7 @@ __all__ = ["IdleCpus"]
 
 # Of the numbers behind the name of a CPU in /proc/stat: idle, and idle while something is being read or written.
 IDLE, ALL = slice(3, 5), slice(0, 8)
-# Ticks of all CPUs together between two readings; fewer say little, and reading costs a moment.
+# Ticks of all CPUs together between two readings, a choice: of 20 one more is 5 %, and reading costs a moment.
 FEWEST_TICKS = 20
 
 

@@ -13,8 +13,8 @@ from intune_callbacks.types import Allocation, Observation, Stage, StageRates
 
 __all__ = ["Measured", "measured"]
 
-# The least standard error of a median, as a share of it: two windows may agree by chance.
 LEAST_NOISE = 0.02
+"""The least standard error of a median, as a share of it. A choice: two windows may agree by chance."""
 
 
 @dataclass(frozen=True, slots=True)

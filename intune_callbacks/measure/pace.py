@@ -12,12 +12,17 @@ from intune_callbacks.measure.wait import StepTotals
 __all__ = ["Pace"]
 
 SETTLE_BATCHES, SETTLE_S = 10, 0.3
+"""Batches, at most, and seconds that are left out after a resize, for they were begun before it. A choice: what wider
+windows still hold is told by `measure.steady`."""
 SHORT_EPOCH = 5.0
-"""Epochs of up to so many windows are measured whole: the first batches of an epoch are unlike the later ones."""
+"""Epochs of up to so many windows are measured whole: the first batches of an epoch are unlike the later ones. A
+choice: of a longer one the first batches are few."""
 FIRST_BATCHES, FIRST_S = 4, 2.0
-"""The first window of a pipeline so slow ends sooner: until then nothing is tuned, and much is to be gained."""
+"""The first window of a pipeline so slow ends sooner: until then nothing is tuned, and much is to be gained. A
+choice: four batches are the fewest whose mean says something."""
 ROUNDS, LONGEST_ROUND_S = 1.25, 2.0
-"""A round is not waited for any more when it takes so many times as long as expected, or so long: a trial may cost."""
+"""A round is not waited for any more when it takes so many times as long as expected, or so long, in seconds: measured,
+see "Costs" in docs/adr/0018-a-window-holds-a-round.md."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,25 +14,35 @@ from dataclasses import dataclass, field
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.types import Allocation, Stage
 
-__all__ = ["WORTH", "Advice", "advise", "limiting", "promised", "step_s"]
+__all__ = ["LEAST_GAIN", "WAITS", "Advice", "advise", "limiting", "promised", "step_s"]
 
-WORTH = 1.05
-"""A smaller factor is neither promised nor advised."""
+LEAST_GAIN = 1.05
+"""A smaller factor is neither promised nor advised. A choice: windows differ by about as much."""
 PROMISED = 0.7
+"""Part of a computed gain that is promised. A choice: on pipelines with formulas of their own pasted advice has to
+bring half of its promise at least (`tests/test_monitor_cause.py`)."""
 WAITS = 0.05
-# Share of an item that only one worker can do at a time, as long as nothing else was measured.
+"""Below this share of data wait the training gets what it can take: 5 % is the most that more input could bring."""
 SERIAL = 0.03
-# What several workers lose to items of irregular length, which those behind them have to wait for: for each unit of
-# their variation. 32 ordered workers with a window as wide and a variation of 0.8 reach 65 % of what they could.
+"""Share of an item that only one worker can do at a time, as long as nothing else was measured. A choice on the careful
+side: 32 workers are taken to do the work of 17."""
 IRREGULAR = 0.65
-# What a batch costs the training loop when a worker made it, and what it takes to start a worker, in seconds.
+"""What several workers lose to items of irregular length, which those behind them have to wait for, for each unit of
+their variation. 32 ordered workers with a window as wide and a variation of 0.8 reach 65 % of what they could."""
 HANDOFF_S, STARTUP_S = 0.001, 0.1
-# Workers that are processes, for each CPU: more overlap more waits, but each has its memory and its start.
+"""Seconds a batch costs the training loop when a worker made it, and a worker takes to start. A choice on the careful
+side: half of the first in docs/adr/0015-a-net-under-every-policy.md, a tenth of the second for a fork."""
 PROCESSES_PER_CPU, FEWEST_PROCESSES = 4, 8
+"""Most workers that are processes, for each CPU and in all: more overlap more waits, but each has its memory and its
+start. A choice."""
 GROWTH = 256
+"""Most workers that are added in a prediction: as many threads as any adapter allows."""
 NEARLY = 1.03
+"""Factor on the best predicted time within which fewer workers are preferred. A choice: a prediction is no better."""
 MEMORY_FRAC = 0.8
+"""Share of the memory limit advice may fill. A choice below the guard's, for nobody watches what was pasted."""
 OWN_PROCESSES = "DataLoader("
+"""How the knob of a stage begins whose workers are processes of PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +51,12 @@ class Advice:
 
     Args:
         allocation: stage name -> value, for those that change; a window grows with its workers.
-        kept: stages whose workers had better live on from one epoch to the next.
+        persistent: stages whose workers had better live on from one epoch to the next.
         gain: the promised factor on the throughput; 1.0 where nothing is to be changed.
     """
 
     allocation: Allocation = field(default_factory=dict)
-    kept: tuple[str, ...] = ()
+    persistent: tuple[str, ...] = ()
     gain: float = 1.0
 
 
@@ -56,7 +66,7 @@ def advise(
     *,
     cpus: float | None = None,
     share: float = 1.0,
-    keep: bool = True,
+    may_persist: bool = True,
 ) -> Advice:
     """Return the smallest numbers that come within 3 % of the best predicted ones, never below the present ones.
 
@@ -65,25 +75,25 @@ def advise(
         most: stage name -> what it may have at most, where its own limit says too little: files, shards.
         cpus: as if there were so many; by default what there is.
         share: of the run's wall time the part that was measured; the rest stays as it is.
-        keep: whether workers may be kept from epoch to epoch.
+        may_persist: whether workers may live on from one epoch to the next.
     """
     now = {stage.name: stage.current for stage in seen.workers}
-    kept = tuple(stage.name for stage in seen.workers if keep and _is_started_anew(stage))
+    persistent = tuple(stage.name for stage in seen.workers if may_persist and _is_started_anew(stage))
     tried = [dict(now)]
     for _ in range(GROWTH):
         grown = _grown(seen, tried[-1], most or {}, seen.cpus_had if cpus is None else cpus)
         if grown is None:
             break
         tried.append(grown)
-    times_s = [step_s(seen, one, cpus=cpus, kept=(*kept, *_begun(seen, one))) for one in tried]
+    times_s = [step_s(seen, one, cpus=cpus, persistent=(*persistent, *_begun(seen, one))) for one in tried]
     chosen = next(one for one, time_s in zip(tried, times_s, strict=True) if time_s <= NEARLY * min(times_s))
-    if step_s(seen, chosen, cpus=cpus, kept=_begun(seen, chosen)) <= NEARLY * min(times_s):
-        kept = ()
-    kept = (*kept, *_begun(seen, chosen))
-    gain = promised(step_s(seen) / step_s(seen, chosen, cpus=cpus, kept=kept), share)
-    if gain < WORTH:
+    if step_s(seen, chosen, cpus=cpus, persistent=_begun(seen, chosen)) <= NEARLY * min(times_s):
+        persistent = ()
+    persistent = (*persistent, *_begun(seen, chosen))
+    gain = promised(step_s(seen) / step_s(seen, chosen, cpus=cpus, persistent=persistent), share)
+    if gain < LEAST_GAIN:
         return Advice()
-    return Advice(_with_windows(seen, {name: n for name, n in chosen.items() if n != now[name]}), kept, gain)
+    return Advice(_with_windows(seen, {name: n for name, n in chosen.items() if n != now[name]}), persistent, gain)
 
 
 def promised(gain: float, share: float = 1.0) -> float:
@@ -110,7 +120,7 @@ def step_s(
     allocation: Mapping[str, int] | None = None,
     *,
     cpus: float | None = None,
-    kept: Collection[str] = (),
+    persistent: Collection[str] = (),
 ) -> float:
     """Return the predicted seconds of a batch, starts of epochs included.
 
@@ -118,7 +128,7 @@ def step_s(
         seen: what was measured.
         allocation: stage name -> workers; stages left out stay as they are.
         cpus: as if there were so many.
-        kept: stages whose workers live on from one epoch to the next.
+        persistent: stages whose workers live on from one epoch to the next.
     """
     now = {stage.name: stage.current for stage in seen.workers}
     then = now | dict(allocation or {})
@@ -130,11 +140,11 @@ def step_s(
             return seen.period_s + seen.seam_s
         model_s += HANDOFF_S
     elif wait_s < WAITS * seen.period_s:
-        return seen.period_s + _seam_s(seen, then, kept)
+        return seen.period_s + _seam_s(seen, then, persistent)
     needed = _needed_s(seen, then, cpus)
     if not needed:
         return seen.period_s + seen.seam_s
-    return max(model_s, *needed.values()) + _seam_s(seen, then, kept)
+    return max(model_s, *needed.values()) + _seam_s(seen, then, persistent)
 
 
 def _needed_s(seen: Measured, then: Mapping[str, int], cpus: float | None) -> dict[str, float]:
@@ -168,7 +178,7 @@ def _raw_s(seen: Measured, stage: Stage) -> float:
     return 0.0 if rate is None else min(seen.period_s, rate.items_per_batch * rate.service_s / stage.current)
 
 
-def _seam_s(seen: Measured, then: Mapping[str, int], kept: Collection[str]) -> float:
+def _seam_s(seen: Measured, then: Mapping[str, int], persistent: Collection[str]) -> float:
     """Seconds at the start of an epoch, for each of its batches."""
     starts = {stage.name: stage.startup_s * stage.current for stage in seen.workers}
     total_s = sum(starts.values())
@@ -178,7 +188,7 @@ def _seam_s(seen: Measured, then: Mapping[str, int], kept: Collection[str]) -> f
         if stage.current == 0:
             # Once, and then they live on; the run is at least as long as what was measured.
             seam_s += STARTUP_S * then[stage.name] / max(seen.batches, seen.epoch_batches or 1)
-        elif total_s and stage.name not in kept:
+        elif total_s and stage.name not in persistent:
             seam_s += now_s * starts[stage.name] / total_s * then[stage.name] / stage.current
     return seam_s
 
@@ -228,8 +238,8 @@ def _has_room(seen: Measured, then: Mapping[str, int]) -> bool:
         if rate is not None:
             # Two results in progress or finished for each worker.
             extra += (then[stage.name] - stage.current) * (rate.worker_bytes + 2.0 * rate.item_bytes)
-    room = MEMORY_FRAC * seen.memory_limit_bytes - seen.memory_used_bytes
-    return not extra or not seen.memory_limit_bytes or extra <= room
+    free_bytes = MEMORY_FRAC * seen.memory_limit_bytes - seen.memory_used_bytes
+    return not extra or not seen.memory_limit_bytes or extra <= free_bytes
 
 
 def _is_started_anew(stage: Stage) -> bool:

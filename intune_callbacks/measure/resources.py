@@ -229,10 +229,10 @@ def _local_rank() -> int:
 
 def _free_bytes(folder: str) -> int | None:
     try:
-        room = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except (OSError, AttributeError):
         return None
-    return room.f_bavail * room.f_frsize
+    return disk.f_bavail * disk.f_frsize
 
 
 @functools.cache

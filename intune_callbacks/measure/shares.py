@@ -11,7 +11,9 @@ from intune_callbacks.types import Observation
 __all__ = ["CpuShares"]
 
 REMEMBERED_WINDOWS = 20
+"""Windows of which the largest share counts. A choice: contention is over within them, other work lasts longer."""
 ENOUGH_WINDOWS = 3
+"""Windows without new workers from which on those with new ones are left out: docs/adr/0001-cpu-budget-is-use.md."""
 
 
 class CpuShares:

@@ -12,9 +12,11 @@ from intune_callbacks.types import Observation, PipelineStats
 __all__ = ["MOST_UNSTEADY", "NO_ROUND", "Round", "Steadiness", "luck", "round_of"]
 
 WINDOWS = 20
+"""Windows whose median is what a stage usually makes for a batch. A choice: those in which buffers fill are fewer."""
 STEADY, MOST_UNSTEADY = 2.0, 10
 """By what factor a stage may make more or fewer items per batch delivered than it usually does, and how many windows of
-an allocation are not counted for that reason: they fill buffers, or deliver what another allocation had made."""
+an allocation are not counted for that reason: they fill buffers, or deliver what another allocation had made. What it
+brought: docs/adr/0015-a-net-under-every-policy.md."""
 
 
 class Steadiness:

@@ -86,10 +86,20 @@ class Window:
     """
 
     def __init__(self) -> None:
+        self._length: tuple[int | None, int | None] = (None, None)
         self._totals = StepTotals()
         self._samples = 0
         self._stats = _NOTHING
         self._exposed_wait_s = 0.0
+
+    def expect(self, epoch_batches: int | None, batches: int | None) -> None:
+        """Learn how long the run is going to be.
+
+        Args:
+            epoch_batches: batches of one epoch; None takes those of the last one.
+            batches: of the whole run; None while unknown.
+        """
+        self._length = epoch_batches, batches
 
     def restart(
         self, totals: StepTotals, samples: int, stats: PipelineStats, exposed_wait_s: float | None = None
@@ -120,11 +130,7 @@ class Window:
         stats: PipelineStats,
         stages: Sequence[Stage],
         resources: Resources,
-        step: int,
         exposed_wait_s: float | None = None,
-        *,
-        epoch_batches: int | None = None,
-        remaining_batches: int | None = None,
     ) -> Observation:
         """Close the window, begin the next one, and return what happened in it.
 
@@ -134,15 +140,13 @@ class Window:
             stats: the pipeline's counters.
             stages: the pipeline's stages with their current values.
             resources: the machine now.
-            step: batches seen by the training loop so far.
             exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
-            epoch_batches: batches of one epoch; None takes those of the last one.
-            remaining_batches: batches still to come; None while unknown.
 
         Returns:
             The observation; its `elapsed_s` is wait plus model time, pauses taken out.
         """
         steps, wait_s, model_s, seam_s = _steps_between(self._totals, totals)
+        epoch_batches, batches = self._length
         epoch_batches = epoch_batches or totals.epoch_batches or None
         # Each window gets its batches' share of the start of an epoch: else one with a start in it would look slow, and
         # one without too fast.
@@ -157,7 +161,7 @@ class Window:
             exposed_frac = min(_ratio(exposed_s if exposed_s >= 0 else exposed_wait_s, elapsed_s), 1.0)
         self.restart(totals, samples, stats, exposed_wait_s)
         return Observation(
-            step=step,
+            step=totals.steps,
             at_s=stats.at_s,
             elapsed_s=elapsed_s,
             batches=steps,
@@ -173,7 +177,7 @@ class Window:
             exposed_wait_frac=exposed_frac,
             seam_s=share_s,
             epoch_batches=epoch_batches,
-            remaining_s=None if remaining_batches is None else remaining_batches * _ratio(elapsed_s, steps),
+            remaining_s=None if batches is None else max(0, batches - totals.steps) * _ratio(elapsed_s, steps),
         )
 
 

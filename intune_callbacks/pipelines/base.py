@@ -10,6 +10,7 @@ from intune_callbacks.types import Allocation, Pipeline, PipelineStats, Stage
 
 __all__ = ["Combined", "Pipeline", "busy_limit", "clamp", "cpus_allowed"]
 
+# Why: see `busy_limit`.
 BURST = 1.15
 
 

@@ -13,6 +13,7 @@ __all__ = ["Counters", "nbytes"]
 
 # The size of a result is looked at for the first few and then now and then: walking a batch costs microseconds.
 SIZED_FIRST, SIZED_EVERY = 4, 16
+# How deep, how many elements of a long sequence, how many containers in all: a choice, for the walk shall be short.
 DEPTH, SAMPLED, MOST_CONTAINERS = 6, 16, 200
 NO_DATA = (type, range, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 COO = ("_indices", "_values")

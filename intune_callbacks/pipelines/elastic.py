@@ -28,6 +28,7 @@ Y = TypeVar("Y")
 
 # Every wait is bounded: a missed wake-up or a dead worker costs at most this long before somebody looks again.
 WAIT_S = 1.0
+# A choice: a worker ends with the item it works on; what takes longer is not waited for.
 JOIN_S = 10.0
 
 # An item's number, the item, and the source's snapshot after it was pulled.

@@ -26,8 +26,10 @@ from intune_callbacks.errors import BuildFailed, MissingPackage
 __all__ = ["available", "begin", "build", "cache_folder", "check", "library_path"]
 
 SOURCES = Path(__file__).parent / "native"
+# The compiler took 11 s (docs/adr/0020-no-fit-waits-for-a-compiler.md), beside a training many times that. A choice.
 LOCK_WAIT_S, COMPILE_WAIT_S, POLL_S = 600.0, 900.0, 0.2
 OPTIONS = ("-O2", "-DNDEBUG", "-shared", "-fPIC", "-w")
+# Of what a failed compiler wrote. A choice: the first error and where it is.
 LAST_LINES = 12
 TRUSTED = (0,)
 """Users besides this one whose libraries are loaded: root installs them for all."""

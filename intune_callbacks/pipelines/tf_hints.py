@@ -13,6 +13,7 @@ __all__ = ["hints_of"]
 LARGE_SHUFFLE = 50_000
 """Elements from which on the wait for the first batch, while the buffer is filled, is worth a sentence."""
 SAME_NUMBER = 3
+"""Stages with the same number of calls, and prefetches, that are worth a sentence. A choice: two may well be meant."""
 UNKNOWN_OPTIONS = ("OptionsDataset", "IntuneStage")
 INTERLEAVES = "ParallelInterleaveDataset"
 

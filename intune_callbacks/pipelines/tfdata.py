@@ -31,11 +31,13 @@ from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["DatasetPipeline", "is_compiled"]
 
+# A choice: more than any machine needs; CPUs and memory are watched by the guard.
 MAX_WORKERS = 256
 MAX_WINDOW = 4096
 UNBOUNDED = 4096
 """Workers where the user wants as many threads as there are calls."""
 LOOK_AGAIN_S = 0.5
+"""Seconds between two looks for stages that are not running yet. A choice: half of the shortest window by default."""
 LATER = (
     "the tf.data operations are compiled beside this training, which goes on with the pipeline as it is and is tuned "
     "from a later epoch, or the next fit, on; `intune build-tf` compiles ahead"

@@ -26,7 +26,8 @@ WORKERS = "load"
 FORK_S, FORK_S_PER_BYTE = 0.01, 0.02 / 2**30
 
 NESTED, MOST_PARTS = 4, 64
-"""How deep, and how many parts of each object, are looked at for values the training changed."""
+"""How deep, and how many parts of each object, are looked at for values the training changed. A choice: a
+large dataset must not hold up the training."""
 
 
 class Engines:

@@ -30,6 +30,7 @@ __all__ = ["LoaderIterator", "MapLoader"]
 
 WINDOW = "load.window"
 STOCK = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
+# A choice: more than most machines need; a process has memory of its own. CPUs and memory are watched by the guard.
 MAX_PROCESSES, MAX_THREADS, MAX_WINDOW = 64, 256, 4096
 
 

@@ -19,6 +19,7 @@ from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 __all__ = ["WindowLoader"]
 
 WORKERS, WINDOW = "load", "load.window"
+# As in `torch_loader`.
 MAX_WINDOW = 4096
 
 

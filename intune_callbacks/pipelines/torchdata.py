@@ -18,6 +18,7 @@ from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
 __all__ = ["NodeGraph"]
 
+# Threads mostly: as in `torch_loader`.
 MAX_WORKERS = 256
 
 

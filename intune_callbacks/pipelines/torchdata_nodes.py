@@ -21,6 +21,7 @@ from intune_callbacks.types import Clock, Stage, StageStats
 
 __all__ = ["NodeIterator", "NodeStage", "engine_of", "function_name", "walk"]
 
+# As in `torch_loader`.
 MAX_WINDOW = 4096
 
 

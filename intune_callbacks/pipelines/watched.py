@@ -17,9 +17,9 @@ __all__ = ["WINDOW_KNOB", "WORKERS_KNOB", "Watch", "WatchedLoader"]
 
 WORKERS_KNOB, WINDOW_KNOB = "DataLoader(num_workers={})", "prefetch_factor={}"
 
-# A fetch that took longer than this found no batch ready.
+# A fetch that took longer than this found no batch ready. A choice: one that is ready takes less, a wait mostly more.
 BLOCKED_S = 0.0005
-# What a round of the workers counts once the next one is over.
+# What a round of the workers counts once the next one is over. A choice: some four rounds are followed.
 REMEMBERED = 0.75
 
 # In steps shorter than this the thread's CPU clock is read around one fetch in eight: a look at it takes 2 us in a

@@ -24,8 +24,8 @@ __all__ = ["Reducer", "Wire"]
 POLL_MS = 500
 # Below this an array is cheaper inside the pickle than as a buffer of its own.
 OUT_OF_BAND_BYTES = 4096
-MAX_BUFFERS = 500
-READ_BYTES = 1 << 16
+MAX_BUFFERS = 500  # a write of many parts takes at most 1,024 (IOV_MAX)
+READ_BYTES = 1 << 16  # what a pipe holds on Linux
 _COUNT = struct.Struct("<Q")
 
 Reducer = Callable[[Any], Any]

@@ -16,6 +16,7 @@ from intune_callbacks.pipelines.worker_cost import Startup, WorkerMemory
 
 __all__ = ["Child", "ProcessPool"]
 
+# A child that has not ended after this is killed. A choice: it ends between two items, and the training waits.
 QUIT_S = 2.0
 # A child nobody needs any more may be needed again by the next decisions; after that it only holds memory.
 PARKED_S = 3.0

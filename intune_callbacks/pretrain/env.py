@@ -13,10 +13,13 @@ from intune_callbacks.pretrain.machines import BUFFER, SLOTS, Machines, log_unif
 __all__ = ["MOST_WINDOW", "Env", "even_split"]
 
 DOWN = 8
-"""Decisions a machine that ran out of memory needs to restart."""
+"""Decisions a machine that ran out of memory needs to restart. A choice: some seconds, as long as a process takes."""
 MOST_BUFFER, MOST_WORKERS, MOST_WINDOW = 512, 512, 8192
+"""A choice: more than the largest machine, of 256 CPUs, needs."""
 FIRST_BUFFER = 2.0
+"""Batches in the prefetch buffer at the start: `prefetch_factor` of a DataLoader."""
 EXPECTED_NOISE = 0.05
+"""As `decide.live` expects it of the first windows."""
 
 
 def even_split(machines: Machines, cpus: Floats) -> Floats:
@@ -191,7 +194,6 @@ class Env:
             cpus=self.cpus.copy(),
             budget=self.cpus.copy(),
             memory=np.clip(used_now, 0.0, 1.0),
-            elapsed_s=np.ones(len(self)),
             noise=np.full(len(self), EXPECTED_NOISE),
             alive=up,
         )

@@ -16,10 +16,11 @@ __all__ = ["EPOCH", "KINDS", "Hostile", "HostileEnv", "draw"]
 
 KINDS = ("sticky", "lies", "stalls", "seams", "neighbours")
 EPOCH = 10
-"""Batches of an epoch where epochs are short."""
+"""Batches of an epoch where epochs are short. A choice: then its start is a large part of it."""
 STALLED = 0.01
-"""Share of the throughput that is left in a stall."""
+"""Share of the throughput that is left in a stall. A choice: nearly none, but a rate all the same."""
 LEAST_CPUS = 1.0
+"""What neighbours leave at least: with none nothing would be measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from intune_callbacks.decide.learner import Replay
-from intune_callbacks.decide.moves import MOVES, STAY
-from intune_callbacks.decide.phases import Moved, ShellConfig, Values
+from intune_callbacks.decide.moves import MOVES, STAY, Moved
+from intune_callbacks.decide.network import Values
+from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.decide.reward import utility
 from intune_callbacks.decide.shell import Shell
 from intune_callbacks.decide.view import Bools, Floats
@@ -92,7 +93,7 @@ class Lessons:
         # Lessons are long bursts: when to stop, or to jump in their middle, is the shell's business, not the network's.
         jumps = tuple(sorted(rng.choice([2, 3, 4, 5, 6], int(rng.integers(1, 4)), replace=False).tolist()))
         config = ShellConfig(jumps=jumps, burst=10**6, patience=10**6, gate=-np.inf, review=10**7)
-        self.shell = Shell(self.values, config, rng=rng, quanta=1)
+        self.shell = Shell(self._explored, config, quanta=1)
         self._fresh = rng.random(c.machines) < c.fresh_share
         self._past: deque[tuple[Moved, Floats, Bools, Floats]] = deque()
         self._worth = self._utility(self.env.steady_rate)
@@ -106,9 +107,8 @@ class Lessons:
     def step(self, replay: Replay) -> float:
         """Run one decision of all machines and return their mean rate as a share of the nominal one."""
         c, env = self.config, self.env
-        self.shell.explore = self.explore
         if self.shell.track is not None and self.shell.track.decisions == 0:
-            self.shell.track.begin_at(100, self._fresh)
+            self.shell.track.age[self._fresh] = 100
         value, window = self.shell.act(env.view)
         moved = self.shell.moved
         gains = self._gains() if moved is not None else np.zeros(0)
@@ -126,6 +126,14 @@ class Lessons:
         if self._left <= 0:
             self._begin()
         return done
+
+    def _explored(self, slots: Floats, pipeline: Floats, mask: Bools) -> Floats:
+        """What the network says, but random values in some slots of a share `explore` of the decisions."""
+        q, rng = self.values(slots, pipeline, mask).astype(float), self.rng
+        if self.explore > 0.0:
+            some = (rng.random(len(q)) < self.explore)[:, None] & (rng.random(q.shape[:2]) < 0.35)
+            q = np.where(some[..., None], rng.normal(0.0, 10.0, q.shape), q)
+        return q
 
     def _gains(self) -> Floats:
         """The true gain in utility of each single move at the present state, [N, S, 5]; NaN for most machines.

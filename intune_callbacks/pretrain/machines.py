@@ -11,6 +11,7 @@ from intune_callbacks.decide.view import Bools, Floats, Ints
 __all__ = ["BUFFER", "DISK", "MOST_WORKER_STAGES", "SLOTS", "Machines", "log_uniform", "sample"]
 
 MOST_WORKER_STAGES = 6
+"""A choice: the network takes any number, and learns from pipelines of two to six."""
 BUFFER = MOST_WORKER_STAGES
 """Slot of the prefetch buffer: the last one."""
 SLOTS = MOST_WORKER_STAGES + 1
@@ -24,8 +25,10 @@ _LAYOUTS = {
     6: (DISK, BATCH, SHUFFLE, UDF, UDF, UDF),
 }
 _TYPICAL_WORK = np.array([0.5, 0.15, 0.12, 1.0])
+"""CPU seconds of the four kinds of stages, relative to each other. A choice: the user's own functions cost most."""
 _SIZES = (8, 16, 32, 64, 128, 256)
 _SIZE_SHARES = (0.05, 0.25, 0.25, 0.2, 0.2, 0.05)
+"""CPUs of the machines, and how often each size is drawn. A choice: the ends of the range are rare."""
 
 
 @dataclass(frozen=True, slots=True)

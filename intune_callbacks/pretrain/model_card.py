@@ -23,6 +23,7 @@ __all__ = ["FILES", "EvenSplit", "compare", "held_out", "paired", "population", 
 FILES = CARD, NUMBERS = ("card.md", "card.json")
 PACKAGES = ("intune-callbacks", "torch", "numpy")
 RESAMPLES = 10_000
+"""Of the bootstrap. A choice: enough that the ends of an interval hardly depend on the draws."""
 _WHAT = """\
 A deep Q-network that moves workers between the stages of a running input pipeline: in each decision every stage gives
 up or takes 5 or 1 workers or stays (InTune, section 4.2). Three layers with one set of weights for all stages; it is

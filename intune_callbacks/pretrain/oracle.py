@@ -14,8 +14,11 @@ from intune_callbacks.pretrain.machines import MOST_WORKER_STAGES, Machines
 __all__ = ["best", "spread", "trace"]
 
 MEMORY_LIMIT = 0.93
+"""Share of the memory the best allocation may take. A choice: a little more than the 0.90 policies plan with."""
 ROUNDS, REFINE_EVERY = 120, 6
+"""Most steps of the search, and how often windows and buffer are chosen anew. A choice: it mostly ends earlier."""
 GAIN = 1e-4
+"""Share by which a step has to gain: less is rounding."""
 _BUFFERS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _RATIOS = (2, 4, 8, 12)
 

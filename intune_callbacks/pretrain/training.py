@@ -33,9 +33,11 @@ __all__ = ["CHECKPOINT", "WEIGHTS", "PretrainConfig", "Pretraining", "pretrain"]
 
 CHECKPOINT, WEIGHTS = "checkpoint.pt", "weights.npz"
 CHECKPOINT_EVERY_S, LINE_EVERY_S = 60.0, 5.0
+"""A choice: at most a minute is lost, and who looks sees that it goes on."""
 STREAM = 7
 """First part of the random seed: no seed makes the lessons repeat the machines policies are compared on."""
 SMOOTHING = 0.01
+"""Weight of a new loss in the one that is shown. A choice: some hundred updates count."""
 _COUNTERS = ("decisions", "updates", "refilled", "wall_s", "cpu_s", "loss")
 
 

@@ -17,7 +17,8 @@ from intune_callbacks.words import six_digits
 
 __all__ = ["BeforeAfter", "Mark", "describe", "figures"]
 
-KEPT_WINDOWS = 50
+LAST_WINDOWS = 50
+"""Windows before the first and after the last change that are described. A choice: enough for medians."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,11 @@ class BeforeAfter:
     """Which part of a run came before the first change, which after the last one, and when the allocation settled."""
 
     def __init__(self) -> None:
-        self.before: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
+        self.before: deque[Observation] = deque(maxlen=LAST_WINDOWS)
         self.changes = 0
         self.settled_after_s: float | None = None
         self.now = Mark()
-        self._after: deque[Observation] = deque(maxlen=KEPT_WINDOWS)
+        self._after: deque[Observation] = deque(maxlen=LAST_WINDOWS)
         self._earlier: tuple[Observation, ...] = ()
         self._begun: Mark | None = None
         self._first_change = self._last_change = self._change_before = Mark()
@@ -77,6 +78,10 @@ class BeforeAfter:
         A run may end just after a change: what it was like until then says more than nothing.
         """
         return (tuple(self._after) or self._earlier) if self.changes else tuple(self.before)
+
+    def passed(self, totals: StepTotals, samples: int) -> None:
+        """The run has come so far, and trained on so many samples since the last call."""
+        self.now = Mark(totals, self.now.samples + samples)
 
     def begin(self) -> None:
         """The warm-up is over."""
@@ -98,10 +103,10 @@ class BeforeAfter:
         self._earlier = tuple(self._after) or self._earlier
         self._after.clear()
 
-    def settled(self, wall_s: float) -> None:
+    def settled(self) -> None:
         """The policy holds what it found; the first time since the last change counts."""
         if self.changes and self.settled_after_s is None:
-            self.settled_after_s = wall_s
+            self.settled_after_s = self.now.totals.wall_s
 
     def describe_before(self) -> Side:
         """Return `describe` of the time from the warm-up to the first change."""

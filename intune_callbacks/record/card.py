@@ -6,7 +6,8 @@ import json
 import textwrap
 from pathlib import Path
 
-from intune_callbacks.measure.advice import KEPT
+from intune_callbacks.measure.advice import PERSISTENT
+from intune_callbacks.measure.predict import WAITS
 from intune_callbacks.record.report import REPORT, Report, Side, Span, StageRow
 from intune_callbacks.words import (
     ARROW,
@@ -26,12 +27,13 @@ __all__ = ["card_rows", "end_card", "headline", "in_short", "said", "tone"]
 
 FOUND = "found.yaml"
 FILES = ("report.html", REPORT, "history.jsonl", FOUND)
-# Rows of words, folded at this width; numbers, paths and what is to be pasted stay in one line.
 WORDS, WIDTH = ("why", "cause", "also", "next"), 108
-# Below this share of wait the model takes what it gets.
-WAITS = 0.05
+"""Rows of words, folded at this width; numbers, paths and what is to be pasted stay in one line. A choice: longer lines
+are hard to read."""
 BESIDE, MOST_BESIDE = ("startup", "shuffle", "prefetch", "memory", "loader"), 2
+"""Causes told beside the first one, and how many. A choice: what can be mended on its own, and what is read."""
 APART = 0.1
+"""Share from which on two rates, or the time outside of steps, are told apart. A choice: less needs no explanation."""
 
 
 def end_card(report: Report, folder: Path | None = None) -> str:
@@ -58,12 +60,12 @@ def card_rows(report: Report, folder: Path | None = None) -> list[tuple[str, str
         report: of the run.
         folder: where the run wrote its files, if it did.
     """
-    told = said(report)
-    rows = [("InTune", f"{headline(report)}  {in_short(report)}"), *((key, told[key]) for key in ("why", "cause"))]
+    texts = said(report)
+    rows = [("InTune", f"{headline(report)}  {in_short(report)}"), *((key, texts[key]) for key in ("why", "cause"))]
     last = f"{_line(report, report.after, 'current')}{_alone(report.after)}"
     rows += [("before", _line(report, report.before, "first")), ("after", last)] if report.changes else [("now", last)]
-    rows += [("whole", told["whole"]), *(("also", text) for text in told["also"].splitlines())]
-    rows += [(key, told[key]) for key in ("warm", "ranks", "frozen")]
+    rows += [("whole", texts["whole"]), *(("also", text) for text in texts["also"].splitlines())]
+    rows += [(key, texts[key]) for key in ("warm", "ranks", "frozen")]
     if report.mode_source != "default":
         rows.append(("mode", f"{report.mode}, from {_where(report.mode_source)}"))
     written = [name for name in FILES if folder is not None and (folder / name).is_file()]
@@ -102,11 +104,11 @@ def headline(report: Report) -> str:
 def in_short(report: Report) -> str:
     """Return what stands beside the verdict: the whole run's speed and length, and what was done in it."""
     rate, length = (report.whole or Span()).throughput_samples_per_s, duration(report.wall_s)
-    told = [f"{amount(rate)} samples/s in {length}" if rate is not None else length]
-    told.append(count(report.changes, "change") if report.changes else "nothing was changed")
+    parts = [f"{amount(rate)} samples/s in {length}" if rate is not None else length]
+    parts.append(count(report.changes, "change") if report.changes else "nothing was changed")
     if report.settled_after_s is not None:
-        told.append(f"settled after {duration(report.settled_after_s)}")
-    return ", ".join([*told, "frozen"] if report.frozen else told)
+        parts.append(f"settled after {duration(report.settled_after_s)}")
+    return ", ".join([*parts, "frozen"] if report.frozen else parts)
 
 
 def tone(report: Report) -> str:
@@ -145,14 +147,14 @@ def _apart(report: Report, whole: Span, rate: float) -> list[str]:
         return [f"{amount(running)} samples/s at last, {amount(rate)} in the whole run"]
     if paused_s > seam_s:
         return [f"{amount(running)} samples/s while it runs, {amount(rate)} with its start, validation and checkpoints"]
-    mend = f": {KEPT}" if "startup" in [cause.kind for cause in report.causes] else ""
+    mend = f": {PERSISTENT}" if "startup" in [cause.kind for cause in report.causes] else ""
     return [f"{amount(running)} samples/s while it runs, {amount(rate)} with the start of each epoch{mend}"]
 
 
 def _also(report: Report) -> str:
-    """The causes not told of yet that gain something or do harm for certain, two at most, a line each."""
-    told = f"{report.cause}\n{report.next}"
-    others = [cause for cause in report.causes if cause.kind in BESIDE and cause.sentence not in told]
+    """The causes not named yet that gain something or do harm for certain, two at most, a line each."""
+    shown = f"{report.cause}\n{report.next}"
+    others = [cause for cause in report.causes if cause.kind in BESIDE and cause.sentence not in shown]
     gains = (f" (expected {ratio(cause.gain)})" if cause.gain > 1.0 else "" for cause in others)
     return "\n".join(f"{cause.sentence}{gain}" for cause, gain in zip(others[:MOST_BESIDE], gains, strict=False))
 

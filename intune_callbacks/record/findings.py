@@ -11,7 +11,7 @@ from intune_callbacks.measure.advice import to_set
 from intune_callbacks.measure.cause import advice, causes
 from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
-from intune_callbacks.measure.predict import WORTH, Advice
+from intune_callbacks.measure.predict import LEAST_GAIN, Advice
 from intune_callbacks.record.report import Report, Span
 from intune_callbacks.record.versions import versions
 from intune_callbacks.words import SLOWER, amount, changed, count, ratio
@@ -19,8 +19,12 @@ from intune_callbacks.words import SLOWER, amount, changed, count, ratio
 __all__ = ["build_report"]
 
 LEAST_LOSS, ERRORS = 0.03, 2.0
+"""Share of the throughput, and standard errors of both sides, by which a changed run is called slower. A choice: a
+machine changes by some percent, and of normal errors 5 % are larger."""
 RAISED = 1.5
-LATELY = 2
+"""Factor on its workers from which on a stage counts as tried with more. A choice: less brings too little to see."""
+LAST_DECISIONS = 2
+"""Decisions at the end whose vetoes are a cause: what the guard refuses now, not what it once refused."""
 OF_NUMBERS = ("storage", "workers", "loader", "startup")
 """Causes whose remedy is in the advised numbers."""
 
@@ -46,12 +50,12 @@ def build_report(
     known = _evidence(summary)
     before, after = (_measured(side.measured, known.whole) for side in (summary.before, summary.after))
     first, last = causes(before, known), causes(after, known)
-    told = _advised(summary, _advice(summary, after, known), last, after)
+    advised = _advised(summary, _advice(summary, after, known), last, after)
     slower = _slower(summary, before, after)
     if slower is not None:
-        verdict, why, cause, do, told = SLOWER, slower, _because(last), _remedy(summary), None
+        verdict, why, cause, do, advised = SLOWER, slower, _because(last), _remedy(summary), None
     else:
-        verdict, why, do = summary.after.verdict, summary.before.why, _next(summary, note, last, told)
+        verdict, why, do = summary.after.verdict, summary.before.why, _next(summary, note, last, advised)
         cause = _because(first) if summary.before.verdict == "input-bound" else ""
     return replace(
         summary,
@@ -59,7 +63,7 @@ def build_report(
         why=why,
         cause=cause,
         next=do,
-        advice=told,
+        advice=advised,
         causes=tuple(replace(one, gain=round(one.gain, 3)) for one in last),
         before=replace(summary.before, measured=None),
         after=replace(summary.after, measured=None),
@@ -89,7 +93,7 @@ def _evidence(summary: Report) -> Evidence:
         hints=summary.hints,
         whole={"steps": summary.steps} | {key: value for key, value in whole.items() if value is not None},
         tried=_tried(summary.decisions),
-        vetoes=tuple(veto for decision in summary.decisions[-LATELY:] for veto in decision["vetoes"]),
+        vetoes=tuple(veto for decision in summary.decisions[-LAST_DECISIONS:] for veto in decision["vetoes"]),
         first={row.name: row.first for row in summary.stages if row.first is not None},
     )
 
@@ -117,12 +121,12 @@ def _advice(summary: Report, seen: Measured | None, known: Evidence) -> Advice:
 
 def _advised(summary: Report, found: Advice, last: Sequence[Cause], seen: Measured | None) -> dict[str, Any] | None:
     rows = [asdict(row) for row in summary.stages]
-    lines, words = to_set(found.allocation, rows, found.kept) if found.gain > 1.0 else ([], [])
+    lines, words = to_set(found.allocation, rows, found.persistent) if found.gain > 1.0 else ([], [])
     gain = found.gain
     for cause in last:
         if cause.line and (cause.kind not in OF_NUMBERS or not summary.stages):
             lines, gain = [*lines, *cause.line.splitlines()], gain * cause.gain
-    if gain < WORTH or not (lines or words) or seen is None:
+    if gain < LEAST_GAIN or not (lines or words) or seen is None:
         return None
     gain = min(gain, (seen.period_s + seen.seam_s) / seen.model_s)  # no input is faster than the model
     return {"allocation": found.allocation, "gain": round(gain, 3), "lines": lines, "words": words}
@@ -156,22 +160,22 @@ def _because(found: Sequence[Cause]) -> str:
     return found[0].sentence if found and found[0].kind != "model" else ""
 
 
-def _next(summary: Report, note: str | None, last: Sequence[Cause], told: dict[str, Any] | None) -> str:
+def _next(summary: Report, note: str | None, last: Sequence[Cause], advised: dict[str, Any] | None) -> str:
     verdict, mode = summary.after.verdict, summary.mode
     if note:
-        return "\n".join([note, *_pasted(told)])
+        return "\n".join([note, *_pasted(advised)])
     if summary.frozen:
         return "the allocation stayed where it was; please report the error above"
     if verdict == "too short":
         return "train longer: nothing can be said about so few steps"
-    if told is None and (mode != "tune" or not summary.changes):
+    if advised is None and (mode != "tune" or not summary.changes):
         if last and last[0].kind == "order":
             return last[0].sentence
         return f"nothing to change: {last[0].sentence if last else 'no gain is predicted'}"
     if mode == "observe":
         return "run with mode='tune', or mode='advise' to see what it would do"
-    if told is not None:
-        return "\n".join(_pasted(told, ", or let mode='tune' do it" if mode == "advise" else ""))
+    if advised is not None:
+        return "\n".join(_pasted(advised, ", or let mode='tune' do it" if mode == "advise" else ""))
     if verdict == "input-bound":
         stage = summary.after.stage
         why = _because(last)
@@ -180,10 +184,10 @@ def _next(summary: Report, note: str | None, last: Sequence[Cause], told: dict[s
     return "start the next run with " + ", ".join(f"{name} {n}" for name, n in workers.items())
 
 
-def _pasted(told: Mapping[str, Any] | None, instead: str = "") -> list[str]:
+def _pasted(advised: Mapping[str, Any] | None, instead: str = "") -> list[str]:
     """The lines to paste under a head that says what they promise."""
-    if told is None:
+    if advised is None:
         return []
-    words = f"set {', '.join(told['words'])}" if told["words"] else ""
-    head = ", and ".join([*(["paste what is below"] if told["lines"] else []), *([words] if words else [])])
-    return [f"{head} (expected {ratio(told['gain'])}){instead}", *told["lines"]]
+    words = f"set {', '.join(advised['words'])}" if advised["words"] else ""
+    head = ", and ".join([*(["paste what is below"] if advised["lines"] else []), *([words] if words else [])])
+    return [f"{head} (expected {ratio(advised['gain'])}){instead}", *advised["lines"]]

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from intune_callbacks.words import number, six_digits
 __all__ = ["HISTORY", "Decision", "History", "Tail"]
 
 HISTORY = "history.jsonl"
-KEPT = 1000
-"""Of each kind of decision so many are remembered besides the first ones."""
+REMEMBERED = 1000
+"""Of each kind of decision so many are remembered besides the first ones. A choice: at one a second a
+quarter of an hour."""
 FIRST = 500
-"""The first decisions in which something happened: there most of a run is decided."""
+"""The first decisions in which something happened. A choice: there most of a run is decided."""
 WRITTEN = 5000
-"""So many decisions are written one by one; from then on, each time so many were, half as often."""
+"""So many decisions are written one by one; from then on, each time so many were, half as often. A choice: a month at
+one a second makes some 50,000 lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,23 @@ class History:
     def __init__(self, path: Path | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._first: list[Decision] = []
-        self._events: deque[Decision] = deque(maxlen=KEPT)
-        self._others: deque[Decision] = deque(maxlen=KEPT)
+        self._events: deque[Decision] = deque(maxlen=REMEMBERED)
+        self._others: deque[Decision] = deque(maxlen=REMEMBERED)
+        self._last: Decision | None = None
         self._added = self._lines = 0
+
+    def decided(self, decision: Decision) -> None:
+        """Take the newest decision, which shows the effect of the one before; that one is added."""
+        last, self._last = self._last, decision
+        if last is not None:
+            before, after = last.observation.samples_per_s, decision.observation.samples_per_s
+            self.add(replace(last, effect=after / before if before > 0.0 else None))
+
+    def close(self) -> None:
+        """Add the newest decision; its effect is never known."""
+        last, self._last = self._last, None
+        if last is not None:
+            self.add(last)
 
     def add(self, decision: Decision) -> None:
         """Remember one decision whose effect is known, or never will be; a line that cannot be written is the last."""
@@ -137,13 +153,15 @@ class History:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What is remembered, oldest first."""
-        return tuple(sorted((*self.events, *self._others), key=lambda decision: decision.observation.step))
+        """What is remembered, oldest first, but for the newest one."""
+        known = (*self._first, *self._events, *self._others)
+        return tuple(sorted(known, key=lambda decision: decision.observation.step))
 
     @property
     def events(self) -> tuple[Decision, ...]:
-        """The decisions in which something was proposed, changed or refused."""
-        return (*self._first, *self._events)
+        """The decisions in which something was proposed, changed or refused, the newest one included."""
+        newest = (self._last,) if self._last is not None and self._last.is_eventful else ()
+        return (*self._first, *self._events, *newest)
 
 
 class Tail:

@@ -1,4 +1,4 @@
-"""What is told of a run: `report.json`, typed, and read whatever version wrote it."""
+"""What is reported of a run: `report.json`, typed, and read whatever version wrote it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is told of a run; the names are the keys of `report.json`.
+    """All that is reported of a run; the names are the keys of `report.json`.
 
     Args:
         verdict: the word for the run.
@@ -177,17 +177,17 @@ class Report:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Report:
+    def from_json(cls, state: Mapping[str, Any]) -> Report:
         """Return the report of a file; what is missing, or of another kind than expected, is left at its default."""
         known = {one.name for one in fields(cls)} - {"more"}
-        more = {key: value for key, value in told.items() if key not in known}
-        return _object(cls, {**told, "more": more}) or cls()
+        more = {key: value for key, value in state.items() if key not in known}
+        return _object(cls, {**state, "more": more}) or cls()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        told: dict[str, Any] = _plain(self)
-        more: dict[str, Any] = told.pop("more")
-        return told | more
+        state: dict[str, Any] = _plain(self)
+        more: dict[str, Any] = state.pop("more")
+        return state | more
 
 
 MEDIANS = {"throughput_samples_per_s", "throughput_batches_per_s", "wait_frac"}
@@ -217,34 +217,34 @@ def _plain(value: Any) -> Any:
     """As JSON has it; a field that is None is a null, those of `NOT_NULL` are not there then."""
     if is_dataclass(value):
         not_null = NOT_NULL.get(type(value), ())
-        told = {one.name: getattr(value, one.name) for one in fields(value)}
-        return {name: _plain(one) for name, one in told.items() if one is not None or name not in not_null}
+        known = {one.name: getattr(value, one.name) for one in fields(value)}
+        return {name: _plain(one) for name, one in known.items() if one is not None or name not in not_null}
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def _object(cls: Any, told: object) -> Any:
+def _object(cls: Any, state: object) -> Any:
     """Return a dataclass from its JSON; None where that is no object, or lacks what has no default."""
-    if not isinstance(told, dict):
+    if not isinstance(state, dict):
         return None
     kinds = get_type_hints(cls)
-    given = {one.name: _value(kinds[one.name], told.get(one.name)) for one in fields(cls)}
+    given = {one.name: _value(kinds[one.name], state.get(one.name)) for one in fields(cls)}
     known = {name: value for name, value in given.items() if value is not None}
     bare = {one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING}
     return cls(**known) if bare <= known.keys() else None
 
 
-def _value(kind: Any, told: object) -> Any:
-    """Return what was told as a value of this kind; None where it is none."""
+def _value(kind: Any, state: object) -> Any:
+    """Return JSON as a value of this kind; None where it is none."""
     if isinstance(kind, UnionType):
         kind = get_args(kind)[0]  # the other one is None
     if is_dataclass(kind):
-        return _object(kind, told)
+        return _object(kind, state)
     if kind in (int, float):
-        return None if number(told) is None else kind(told)
+        return None if number(state) is None else kind(state)
     if get_origin(kind) is tuple:
-        found = [_value(get_args(kind)[0], one) for one in told] if isinstance(told, list) else []
+        found = [_value(get_args(kind)[0], one) for one in state] if isinstance(state, list) else []
         return tuple(one for one in found if one is not None)
     plain = str if get_origin(kind) is Literal else get_origin(kind) or kind
-    return told if isinstance(told, plain) else None
+    return state if isinstance(state, plain) else None

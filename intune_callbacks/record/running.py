@@ -14,8 +14,10 @@ from intune_callbacks.types import Observation, Resources, Stage, StageRates
 
 __all__ = ["Job", "Rank"]
 
-KEPT = 120
+REMEMBERED = 120
+"""Decisions of a running fit that are drawn. A choice: about one for each column of a terminal."""
 JUDGED = 5
+"""Windows at the end that the verdict rests on. A choice: it says how it is now, and one odd window does not decide."""
 
 
 class Rank:
@@ -32,7 +34,7 @@ class Rank:
 
     def __init__(self, folder: Path, name: str = "") -> None:
         self.folder, self.name = folder, name
-        self.decisions: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.decisions: deque[dict[str, Any]] = deque(maxlen=REMEMBERED)
         self.change: dict[str, Any] | None = None
         self._tail = Tail(folder / HISTORY)
 

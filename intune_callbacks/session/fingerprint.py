@@ -9,7 +9,8 @@ __all__ = ["differences", "fingerprint"]
 
 OF_STAGE = ("kind", "unit", "sequential", "window_of")
 SAME_CPUS, SAME_MEMORY = 0.01, 0.1
-"""Machines count as the same where CPUs and memory limit differ by no more than this share."""
+"""Machines count as the same where CPUs and memory limit differ by no more than this share. A choice: quotas are
+rounded, and what the system keeps of the memory varies."""
 GB = 1e9
 
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 # Steps shorter than this share one look at the counters: with cold caches a look costs some 50 us.
 LOOK_EVERY_S = 0.05
-# A fit shorter than this is not to notice the compiler of the tf.data operations: it begins at its end.
+# A fit shorter than this is not to notice the compiler of the tf.data operations: it begins at its end (ADR 0020).
 COMPILE_AFTER_S = 10.0
 
 

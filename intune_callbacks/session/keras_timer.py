@@ -10,7 +10,7 @@ from intune_callbacks.types import Clock
 
 __all__ = ["LoopReading", "LoopTimer"]
 
-# Below this share of data wait a step's time is taken to be the model's.
+# Below this share of data wait a step's time is taken to be the model's. A choice: it is off by no more than that.
 FED_FRAC = 0.1
 
 

@@ -17,7 +17,9 @@ from intune_callbacks.words import amount, quantity
 
 __all__ = ["compare", "exchange", "local_ranks", "place"]
 
+# A choice: the ranks end together, but for the time their last validation takes.
 WAIT_S = 5.0
+# Share of a step by which one rank waits longer than the others. A choice: less is within the noise.
 NOTABLE_FRAC = 0.05
 
 _exchanges = itertools.count()

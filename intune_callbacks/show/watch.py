@@ -15,6 +15,7 @@ from intune_callbacks.words import wrapped
 __all__ = ["watch"]
 
 PERIOD_S = 0.5
+"""Seconds between two looks at the files. A choice: a decision comes about once a second."""
 
 
 def watch(folder: Path, *, wait_s: float = 300.0, period_s: float = PERIOD_S) -> int:

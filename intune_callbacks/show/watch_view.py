@@ -13,6 +13,7 @@ __all__ = ["line", "live", "sparkline", "view"]
 
 BARS = "▁▂▃▄▅▆▇█"
 PANELS = 4
+"""Ranks that get a panel each; more get a row each. A choice: what a terminal has lines for."""
 
 
 def line(rank: Rank, decision: Mapping[str, Any]) -> str:
@@ -95,8 +96,8 @@ def _panel(rank: Rank, now_s: float) -> Any:
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
     rows: list[tuple[str, Any]] = [("verdict", _coloured(verdict.kind, f": {verdict.why}"))]
-    told = (("samples/s", "samples_per_s", _number, None), ("wait", "wait_frac", _percent, 1.0))
-    for label, key, words, most in told:
+    figures = (("samples/s", "samples_per_s", _number, None), ("wait", "wait_frac", _percent, 1.0))
+    for label, key, words, most in figures:
         past = [decision["observation"][key] for decision in list(rank.decisions)[-60:]]
         rows.append((label, f"{words(seen[key]):<8}{sparkline(past, most)}"))
     if seen["exposed_wait_frac"] is not None:

@@ -49,8 +49,8 @@ class Event:
     effect: float | None
 
     @property
-    def told(self) -> tuple[str, str, str]:
-        """What is told of it, in the order in which it is read; empty where there is nothing to say."""
+    def texts(self) -> tuple[str, str, str]:
+        """What is said of it, in the order in which it is read; empty where there is nothing to say."""
         return self.change, self.reason, f"refused: {self.refused}" if self.refused else ""
 
 
@@ -124,19 +124,19 @@ def thin(columns: Iterable[Sequence[float | None]], must: Iterable[int], most: i
     columns = list(columns)
     count = max((len(column) for column in columns), default=0)
     columns = [column for column in columns if any(value is not None for value in column)]
-    kept = {index for index in must if index < count}
+    chosen = {index for index in must if index < count}
     if count <= most:
         return list(range(count))
-    kept |= {0, count - 1}
+    chosen |= {0, count - 1}
     stretches = max(1, most // (2 * max(1, len(columns))))
     edges = [round(stretch * count / stretches) for stretch in range(stretches + 1)]
     for begin, end in itertools.pairwise(edges):
         for column in columns:
             known = [index for index in range(begin, end) if column[index] is not None]
             if known:
-                kept.add(max(known, key=lambda index: column[index] or 0.0))
-                kept.add(min(known, key=lambda index: column[index] or 0.0))
-    return sorted(kept)
+                chosen.add(max(known, key=lambda index: column[index] or 0.0))
+                chosen.add(min(known, key=lambda index: column[index] or 0.0))
+    return sorted(chosen)
 
 
 def averaged(columns: Sequence[Sequence[float | None]], most: int) -> list[Column]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.record.card import end_card
 from intune_callbacks.record.history import HISTORY
+from intune_callbacks.show.page.comparison import Row, two_runs
 from intune_callbacks.show.page.html import check_packages, comparison_html, page_html, write
 from intune_callbacks.show.page.runs import read
-from intune_callbacks.show.page.sides import Row, two_runs
 
 __all__ = ["PAGE", "at_the_end", "compare", "comparison_text", "report"]
 

@@ -12,91 +12,92 @@ from intune_callbacks.show.page.plot import COLOURS, DASHES, Drawing, Plots, Sig
 
 __all__ = ["draw", "draw_together"]
 
-# Points per line, marks, values of all lines, and means at most: what keeps the page small, and quick to open.
+# Points per line, marks, values of all lines, and means at most. A choice: more than a screen has pixels for makes the
+# page large, and slow to open.
 POINTS, MARKS, VALUES, MEANS = 2000, 1500, 60_000, 150
 
 
-def draw(course: RunColumns, report: Report) -> Drawing | None:
+def draw(columns: RunColumns, report: Report) -> Drawing | None:
     """Return what is drawn of a run; None where nothing was measured.
 
     Args:
-        course: its decisions.
+        columns: its decisions.
         report: of the same run.
     """
-    machine, eventful = course.machine, course.eventful
+    machine, eventful = columns.machine, columns.eventful
     speed, wait, used = (machine[name] for name in ("samples_per_s", "wait_frac", "memory_used_bytes"))
     shown = _some(eventful, speed)
-    kept = some = thin([speed, wait, used], shown, POINTS)
-    lines = len(course.allocation) + len(course.busy) + len(course.fill) + 4
-    if len(kept) * lines > VALUES:
+    chosen = some = thin([speed, wait, used], shown, POINTS)
+    lines = len(columns.allocation) + len(columns.busy) + len(columns.fill) + 4
+    if len(chosen) * lines > VALUES:
         # With very many stages or changes the plots below the first two make do with fewer points.
-        some = thin([speed, wait, *course.allocation.values()], (), VALUES // lines)
-    plots = Plots(max(course.at_s, default=0.0))
-    plots.times("t", course.at_s, kept)
-    plots.times("s", course.at_s, some)
+        some = thin([speed, wait, *columns.allocation.values()], (), VALUES // lines)
+    plots = Plots(max(columns.at_s, default=0.0))
+    plots.times("t", columns.at_s, chosen)
+    plots.times("s", columns.at_s, some)
     plots.add("Throughput, samples/s", [plots.line("throughput", COLOURS[0], speed, "t")])
-    legend = plots.mark(course, shown, _some(course.seams, machine["seam_s"]), speed)
+    legend = plots.mark(columns, shown, _some(columns.seams, machine["seam_s"]), speed)
     waits = ("the loop waits", COLOURS[5], wait), ("the GPU waits", COLOURS[3], machine["exposed_wait_frac"])
     plots.add("Data wait", [plots.line(*one, "t") for one in waits], share=True)
-    plots.mark(course, shown, (), wait)
-    legend += _stages(plots, course, report)
-    _machine(plots, course, report.memory.soft_limit_frac)
-    told = sorted({*kept, *eventful})
-    cut = plots.tell(course, told)
-    return plots.drawing(legend, _left_out(course, len(told), len(shown), cut))
+    plots.mark(columns, shown, (), wait)
+    legend += _stages(plots, columns, report)
+    _machine(plots, columns, report.memory.soft_limit_frac)
+    described = sorted({*chosen, *eventful})
+    cut = plots.hover(columns, described)
+    return plots.drawing(legend, _left_out(columns, len(described), len(shown), cut))
 
 
-def draw_together(courses: Mapping[str, RunColumns]) -> Drawing | None:
+def draw_together(runs: Mapping[str, RunColumns]) -> Drawing | None:
     """Return throughput and data wait of several ranks or runs in the same two plots; None where there is nothing.
 
     Args:
-        courses: label -> course; an empty course is left out.
+        runs: label -> its decisions; one without any is left out.
     """
-    known = [(label, course) for label, course in courses.items() if len(course)]
-    plots = Plots(max((course.at_s[-1] for _, course in known), default=0.0))
+    known = [(label, columns) for label, columns in runs.items() if len(columns)]
+    plots = Plots(max((columns.at_s[-1] for _, columns in known), default=0.0))
     for title, key in (("Throughput, samples/s", "samples_per_s"), ("Data wait", "wait_frac")):
         lines = []
-        for at, (label, course) in enumerate(known):
-            drawn = [course.machine["samples_per_s"], course.machine["wait_frac"]]
-            plots.times(f"t{at}", course.at_s, thin(drawn, (), max(200, POINTS // len(known))))
-            lines.append(plots.line(label, COLOURS[at % len(COLOURS)], course.machine[key], f"t{at}"))
+        for at, (label, columns) in enumerate(known):
+            drawn = [columns.machine["samples_per_s"], columns.machine["wait_frac"]]
+            plots.times(f"t{at}", columns.at_s, thin(drawn, (), max(200, POINTS // len(known))))
+            lines.append(plots.line(label, COLOURS[at % len(COLOURS)], columns.machine[key], f"t{at}"))
         plots.add(title, lines, share=key == "wait_frac", legendgroup="runs")
     return plots.drawing((COLOURS[at % len(COLOURS)], DASHES["solid"], label) for at, (label, _) in enumerate(known))
 
 
-def _stages(plots: Plots, course: RunColumns, report: Report) -> list[Sign]:
+def _stages(plots: Plots, columns: RunColumns, report: Report) -> list[Sign]:
     """Add the plots of the stages, each in its colour, a window in that of its workers; return their legend."""
-    workers = [stage.name for stage in report.stages if stage.unit == "workers"] or list(course.busy)
+    workers = [stage.name for stage in report.stages if stage.unit == "workers"] or list(columns.busy)
     window_of = {stage.name: stage.window_of for stage in report.stages if stage.window_of in workers}
-    others = [name for name in course.allocation if name not in workers]
+    others = [name for name in columns.allocation if name not in workers]
     own = [*workers, *(name for name in others if name not in window_of)]
     look: dict[str, Any] = {
         name: {"colour": COLOURS[at % len(COLOURS)], "dash": [*DASHES][at // len(COLOURS) % len(DASHES)]}
         for at, name in enumerate(own)
     }
 
-    def add(title: str, columns: Mapping[str, Column], names: list[str], how: dict[str, Any], **more: Any) -> None:
-        known = [(name, look[window_of.get(name) or name]) for name in names if name in columns]
-        lines = [plots.line(name, values=columns[name], **style, **how) for name, style in known]
+    def add(title: str, values: Mapping[str, Column], names: list[str], how: dict[str, Any], **more: Any) -> None:
+        known = [(name, look[window_of.get(name) or name]) for name in names if name in values]
+        lines = [plots.line(name, values=values[name], **style, **how) for name, style in known]
         plots.add(title, lines, legendgroup="stages", **more)
 
     stacked = {"steps": True, "filled": True}
-    add("Workers, stacked", course.allocation, workers, stacked, stackgroup="all", fill="tonexty")
-    add("Windows and depths, items", course.allocation, others, {"steps": True})
+    add("Workers, stacked", columns.allocation, workers, stacked, stackgroup="all", fill="tonexty")
+    add("Windows and depths, items", columns.allocation, others, {"steps": True})
     # Shares jump between two decisions; peaks would fill the plot, so means are drawn.
-    at_s, *shares = averaged([course.at_s, *course.busy.values(), *course.fill.values()], MEANS)
+    at_s, *shares = averaged([columns.at_s, *columns.busy.values(), *columns.fill.values()], MEANS)
     plots.times("a", at_s, range(len(at_s)))
-    busy = dict(zip(course.busy, shares[: len(course.busy)], strict=True))
-    fill = dict(zip(course.fill, shares[len(course.busy) :], strict=True))
-    of = "mean share" if len(course) > MEANS else "share"
+    busy = dict(zip(columns.busy, shares[: len(columns.busy)], strict=True))
+    fill = dict(zip(columns.fill, shares[len(columns.busy) :], strict=True))
+    of = "mean share" if len(columns) > MEANS else "share"
     add(f"Busy, {of} of the workers' time", busy, workers, {"at": "a"}, share=True)
     add(f"Queue fill, {of} of the window", fill, workers, {"at": "a"}, share=True)
-    drawn = {*course.allocation, *course.busy, *course.fill}
+    drawn = {*columns.allocation, *columns.busy, *columns.fill}
     return [(look[name]["colour"], DASHES[look[name]["dash"]], name) for name in own if name in drawn]
 
 
-def _machine(plots: Plots, course: RunColumns, soft: float | None) -> None:
-    machine = course.machine
+def _machine(plots: Plots, columns: RunColumns, soft: float | None) -> None:
+    machine = columns.machine
     used, limit = (
         [value * 1e-9 if value is not None else None for value in machine[key]]
         for key in ("memory_used_bytes", "memory_limit_bytes")
@@ -112,14 +113,14 @@ def _machine(plots: Plots, course: RunColumns, soft: float | None) -> None:
     plots.add("GPU, share of the time busy", [plots.line("GPU", COLOURS[3], machine["gpu_utilisation"])], share=True)
 
 
-def _left_out(course: RunColumns, told: int, marked: int, cut: int | None) -> Iterator[str]:
-    if told < len(course):
+def _left_out(columns: RunColumns, described: int, marked: int, cut: int | None) -> Iterator[str]:
+    if described < len(columns):
         yield (
-            f"{told} of {len(course)} decisions are drawn or told: each in which something was changed, taken back, "
-            f"refused or advised, and of the others the peaks; {HISTORY} has them all"
+            f"{described} of {len(columns)} decisions are drawn or told: each in which something was changed, taken "
+            f"back, refused or advised, and of the others the peaks; {HISTORY} has them all"
         )
-    if marked < len(course.eventful):
-        yield f"{marked} of {len(course.eventful)} marks are drawn; the others are found by hovering"
+    if marked < len(columns.eventful):
+        yield f"{marked} of {len(columns.eventful)} marks are drawn; the others are found by hovering"
     if cut is not None:
         yield f"reasons longer than {cut} characters are cut here; {HISTORY} has them whole"
 

@@ -12,16 +12,16 @@ from intune_callbacks import __version__, words
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.record import card
 from intune_callbacks.record.files import write_whole
-from intune_callbacks.show.page import parts
+from intune_callbacks.show.page.boxes import boxes, facts, wait_of_rank
 from intune_callbacks.show.page.columns import columns_of
+from intune_callbacks.show.page.comparison import allocation_line, before_and_after, two_runs
 from intune_callbacks.show.page.figures import draw, draw_together
 from intune_callbacks.show.page.plot import SIGNS
 from intune_callbacks.show.page.runs import Run
-from intune_callbacks.show.page.sides import allocation_line, before_and_after, two_runs
 
 __all__ = ["check_packages", "comparison_html", "page_html", "write"]
 
-# Of many eventful decisions the first and the last are listed.
+# Of many eventful decisions the first and the last are listed. A choice: the start decides most, the end is how it is.
 LISTED = (20, 80)
 # plotly.js is a core that draws lines, to which its last statement adds some fifty other kinds of plots, see
 # https://github.com/plotly/plotly.js/blob/master/lib/index.js. What is not added is not evaluated either: the page is
@@ -39,20 +39,20 @@ def page_html(runs: Sequence[Run]) -> str:
         MissingPackage: plotly or jinja2 is not installed.
     """
     first = runs[0]
-    courses = [columns_of(run.lines) for run in runs]
-    course, report = courses[0], first.report
+    of_runs = [columns_of(run.lines) for run in runs]
+    columns, report = of_runs[0], first.report
     labels = [f"rank {run.rank}" for run in runs]
-    together = draw_together(dict(zip(labels, courses, strict=True))) if len(runs) > 1 else None
-    drawn = draw(course, report)
+    together = draw_together(dict(zip(labels, of_runs, strict=True))) if len(runs) > 1 else None
+    drawn = draw(columns, report)
     notes = [*first.notes, *(f"rank {run.rank}: {note}" for run in runs[1:] for note in run.notes)]
     return _page(
         names=[first.name],
         report=report,
         runs=runs,
         rows=before_and_after(report),
-        boxes=parts.boxes(report, course),
-        course=course,
-        facts=parts.facts(report),
+        boxes=boxes(report, columns),
+        course=columns,
+        facts=facts(report),
         drawings={"together": together, "course": drawn},
         notes=[*notes, *(drawn.notes if drawn is not None else ())],
     )
@@ -119,7 +119,7 @@ def _page(*, drawings: dict[str, Any], **shown: Any) -> str:
         files.joinpath(name).read_text(encoding="utf-8") for name in ("page.html.j2", "page.css", "page.js")
     )
     figures = {key: drawing.figure for key, drawing in drawings.items() if drawing is not None}
-    given = {"words": words, "card": card, "allocation_line": allocation_line, "wait_of_rank": parts.wait_of_rank}
+    given = {"words": words, "card": card, "allocation_line": allocation_line, "wait_of_rank": wait_of_rank}
     given |= {"style": style, "script": script, "plotly": _plotly_source(), "version": __version__}
     given |= {"SIGNS": SIGNS, "LISTED": LISTED, "figures": figures, "drawings": drawings}
     return str(_environment().from_string(template).render(given | shown))

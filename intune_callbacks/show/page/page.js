@@ -6,13 +6,13 @@
   const places = Object.keys(figures).map((key) => document.getElementById(key));
 
   for (const place of places) {
-    const { data, layout, times, told } = figures[place.id];
+    const { data, layout, times, hover } = figures[place.id];
     for (const trace of data) if (typeof trace.x === "string") trace.x = times[trace.x];
-    if (told) {
-      const y = told.x.map(() => 0);
-      told.text = told.text.map((text) => text.replaceAll("\n", "<br>")); // each is six letters in a script
+    if (hover) {
+      const y = hover.x.map(() => 0);
+      hover.text = hover.text.map((text) => text.replaceAll("\n", "<br>")); // each is six letters in a script
       const axes = new Map(data.map(({ xaxis, yaxis }) => [xaxis, { xaxis, yaxis }]));
-      data.unshift(...[...axes.values()].map((of) => ({ ...told, ...of, y })));
+      data.unshift(...[...axes.values()].map((of) => ({ ...hover, ...of, y })));
     }
     if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false; // a finger scrolls the page
     Plotly.newPlot(place, data, layout, config);

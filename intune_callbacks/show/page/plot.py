@@ -20,9 +20,11 @@ __all__ = ["COLOURS", "DASHES", "SIGNS", "Drawing", "Plots", "Sign"]
 Sign = tuple[str, str, str]
 """Colour, sign and label of one thing in a legend."""
 
-# Characters of reasons at most; of a run with very many different ones each is cut.
+# Characters of reasons at most; of a run with very many different ones each is cut. A choice: a quarter of a MB.
 TEXTS, CUTS = 250_000, (400, 200, 120, 80, 60, 40, 20)
+# Characters of a line beside the pointer, and of a name in a legend. A choice: what a small screen has room for.
 FOLDED, LONGEST = 46, 60
+# Of a point in time: milliseconds in a run of hours.
 DIGITS_OF_TIME = 7
 SEAM = "start of an epoch"
 SIGNS = {CHANGED: "▲", TAKEN_BACK: "▽", REFUSED: "✕", ADVISED: "◇", SEAM: "╵"}
@@ -34,9 +36,11 @@ SYMBOLS = {
     SEAM: "line-ns-open",
 }
 DASHES = {"solid": "━", "dash": "╍", "dot": "┅"}
-# Of Okabe and Ito, a little darker. In the dark the style sheet inverts the plots and keeps their hues.
+# Of Okabe and Ito, which the colour-blind tell apart, a little darker. In the dark the style sheet inverts the plots
+# and keeps their hues.
 COLOURS = ("#0072b2", "#d98c00", "#009e73", "#b5588a", "#3fa0d8", "#d55e00", "#8f8200", "#55606b")
 INK, MUTED, GRID = "#1b2126", "#5a6670", "#5a667030"
+# Height of a plot, and from one to the next. A choice: several are seen at once, with room for title and axis.
 PLOT_PX, GAP_PX = 124, 66
 LAYOUT: dict[str, Any] = {
     "margin": {"l": 54, "r": 14, "t": 30, "b": 28},
@@ -62,8 +66,8 @@ VALUE = {"rangemode": "tozero", "nticks": 5, "fixedrange": True, "exponentformat
 VALUE |= {"separatethousands": True}
 TITLE = {"xref": "paper", "x": 0, "xshift": -46, "xanchor": "left", "y": 1, "yanchor": "bottom", "yshift": 6}
 TITLE |= {"showarrow": False, "font": {"size": 13, "color": INK}}
-TOLD = {"type": "scatter", "mode": "lines", "line": {"width": 0, "color": "rgba(0,0,0,0)"}}
-TOLD |= {"hovertemplate": "step %{customdata}<br>%{text}<extra></extra>"}
+HOVER = {"type": "scatter", "mode": "lines", "line": {"width": 0, "color": "rgba(0,0,0,0)"}}
+HOVER |= {"hovertemplate": "step %{customdata}<br>%{text}<extra></extra>"}
 MARK = {"type": "scatter", "mode": "markers", "cliponaxis": False, "hoverinfo": "skip"}
 
 
@@ -72,7 +76,7 @@ class Drawing:
     """One figure.
 
     Args:
-        figure: ``data`` and ``layout`` for plotly; ``times``, the columns that ``x`` of the data names; ``told``, what
+        figure: ``data`` and ``layout`` for plotly; ``times``, the columns that ``x`` of the data names; ``hover``, what
             is said in every plot of the decision at the pointer.
         legend: colour, sign and label of what has a mark or is drawn in several plots.
         height_px: of the figure.
@@ -95,19 +99,19 @@ class Plots:
     def __init__(self, end_s: float) -> None:
         self._unit_s, self._unit = span(end_s)
         self._end = end_s / self._unit_s or 1.0
-        self._kept: dict[str, Sequence[int]] = {}
+        self._indices: dict[str, Sequence[int]] = {}
         self._titles: list[str] = []
         self._data: list[dict[str, Any]] = []
         self._layout: dict[str, Any] = dict(LAYOUT)
         self._figure: dict[str, Any] = {"data": self._data, "layout": self._layout, "times": {}}
 
-    def times(self, name: str, at_s: Sequence[float | None], kept: Sequence[int]) -> None:
+    def times(self, name: str, at_s: Sequence[float | None], indices: Sequence[int]) -> None:
         """Keep the times of some entries of a column, given in seconds."""
-        self._kept[name] = kept
-        self._figure["times"][name] = self._scaled(at_s, kept)
+        self._indices[name] = indices
+        self._figure["times"][name] = self._scaled(at_s, indices)
 
-    def _scaled(self, at_s: Sequence[float | None], kept: Iterable[int]) -> list[Any]:
-        return [None if (at := at_s[i]) is None else _short(at / self._unit_s, DIGITS_OF_TIME) for i in kept]
+    def _scaled(self, at_s: Sequence[float | None], indices: Iterable[int]) -> list[Any]:
+        return [None if (at := at_s[i]) is None else _short(at / self._unit_s, DIGITS_OF_TIME) for i in indices]
 
     def line(
         self,
@@ -125,13 +129,13 @@ class Plots:
         Args:
             name: at the pointer.
             colour: of the line.
-            values: of every entry of the column that the times were kept of.
+            values: of every entry of the column that the times were chosen of.
             at: which times.
             dash: one of `DASHES`.
             steps: True where a value holds until the next one.
             filled: down to zero, or to the line below.
         """
-        drawn = [_short(values[index]) for index in self._kept[at]]
+        drawn = [_short(values[index]) for index in self._indices[at]]
         if all(value is None for value in drawn):
             return None
         shape = {"color": colour, "width": 1.5, "dash": dash, "shape": "hv" if steps else "linear"}
@@ -161,11 +165,11 @@ class Plots:
         is_alone = len(named) == 1 or "legendgroup" in how
         self._titles.append("   ".join([f"<b>{title}</b>", *(() if is_alone else named)]))
 
-    def mark(self, course: RunColumns, shown: Iterable[int], seams: Sequence[int], values: Column) -> list[Sign]:
+    def mark(self, columns: RunColumns, shown: Iterable[int], seams: Sequence[int], values: Column) -> list[Sign]:
         """Add marks to the last plot, for what happened on its line and for starts of epochs on its axis.
 
         Args:
-            course: whose decisions are marked.
+            columns: whose decisions are marked.
             shown: which of them.
             seams: those in whose windows an epoch began.
             values: of the line.
@@ -176,26 +180,26 @@ class Plots:
         if not self._data:
             return []
         known = [index for index in shown if values[index] is not None]
-        of_kind = {kind: [index for index in known if kind in course.events[index].kinds] for kind in SYMBOLS}
+        of_kind = {kind: [index for index in known if kind in columns.events[index].kinds] for kind in SYMBOLS}
         of_kind[SEAM] = list(seams)
         place = {key: self._data[-1][key] for key in ("xaxis", "yaxis")}
         for kind, indices in of_kind.items():
             if indices:
                 marker = {"symbol": SYMBOLS[kind], "size": 9, "color": INK, "line": {"width": 1.6, "color": INK}}
                 y = [0 if kind == SEAM else _short(values[index]) for index in indices]
-                mark = {"name": kind, "x": self._scaled(course.at_s, indices), "y": y, "marker": marker}
+                mark = {"name": kind, "x": self._scaled(columns.at_s, indices), "y": y, "marker": marker}
                 self._data.append(MARK | mark | place)
         return [(INK, SIGNS[kind], kind) for kind, indices in of_kind.items() if indices]
 
-    def tell(self, course: RunColumns, told: Sequence[int]) -> int | None:
+    def hover(self, columns: RunColumns, indices: Sequence[int]) -> int | None:
         """Say these decisions at the pointer, in whichever plot it is; return where their texts were cut, if so."""
-        events = [course.events[index] for index in told]
-        texts = [text for event in events for text in event.told]
+        events = [columns.events[index] for index in indices]
+        texts = [text for event in events for text in event.texts]
         cut = next((n for n in CUTS if sum(min(len(text), n) for text in texts) <= TEXTS), CUTS[-1])
-        self._figure["told"] = TOLD | {
-            "x": self._scaled(course.at_s, told),
-            "customdata": [course.steps[index] for index in told],
-            "text": [_told(event, cut) for event in events],
+        self._figure["hover"] = HOVER | {
+            "x": self._scaled(columns.at_s, indices),
+            "customdata": [columns.steps[index] for index in indices],
+            "text": [_hover_text(event, cut) for event in events],
         }
         return cut if any(len(text) > cut for text in texts) else None
 
@@ -216,9 +220,9 @@ class Plots:
         return Drawing(self._figure, tuple(legend), height_px, tuple(notes))
 
 
-def _told(event: Event, cut: int) -> str:
+def _hover_text(event: Event, cut: int) -> str:
     parts = [f"{SIGNS[kind]} {kind}" for kind in event.kinds]
-    for text in (text[: cut - 1] + "…" if len(text) > cut else text for text in event.told if text):
+    for text in (text[: cut - 1] + "…" if len(text) > cut else text for text in event.texts if text):
         parts += [_escaped(line) for line in (textwrap.wrap(text, FOLDED) if len(text) > FOLDED else [text])]
     if event.kinds and event.effect is not None:
         parts.append(f"then {ratio(event.effect)} samples/s")

@@ -18,6 +18,7 @@ from intune_callbacks.words import count, number
 __all__ = ["Run", "rank_folders", "read"]
 
 LAST_WINDOWS = 50
+"""Windows of each side, where a run left no report: as many as `record.before_after` describes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,8 @@ def _settings(report: Report) -> dict[str, Any]:
     found["memory soft limit"] = report.memory.soft_limit_frac
     found |= {f"at first: {_named(stage)}": _with_window(stage, report, "first") for stage in _shown(report)}
     # The value alone: where it was written down makes no other run of it.
-    told = {str(name): _value(given) for name, given in report.settings.items()}
-    return {name: value for name, value in found.items() if name not in told} | told
+    named = {str(name): _value(given) for name, given in report.settings.items()}
+    return {name: value for name, value in found.items() if name not in named} | named
 
 
 def _value(given: object) -> object:

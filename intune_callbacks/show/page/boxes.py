@@ -14,7 +14,8 @@ from intune_callbacks.words import PAGE_ARROW, amount, four_digits, quantity, se
 __all__ = ["Box", "boxes", "facts", "wait_of_rank"]
 
 FLAGS = {"now": "bottleneck", "first": "bottleneck at first", "": ""}
-LATELY = 20
+LAST_WINDOWS = 20
+"""Windows at the end whose median stands in a box. A choice: how it is now, without the noise of one window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Box:
         name: of the stage.
         kind: ``now`` where the bottleneck is, ``first`` where it was, ``model`` for a model that is fed, or nothing.
         flag: the same in words.
-        lines: what is told of it, and its values.
+        lines: what is said of it, and its values.
         bars: shares 0..1, None where unknown.
     """
 
@@ -36,7 +37,7 @@ class Box:
     bars: tuple[tuple[str, float | None], ...]
 
 
-def boxes(report: Report, course: RunColumns) -> list[Box]:
+def boxes(report: Report, columns: RunColumns) -> list[Box]:
     """Return the pipeline in its order, and the model; nothing where no stage can be resized."""
     windows = {stage.window_of: stage for stage in report.stages if stage.window_of is not None}
     sides = report.before, report.after
@@ -48,7 +49,7 @@ def boxes(report: Report, course: RunColumns) -> list[Box]:
         lines = [("workers" if stage.unit == "workers" else "depth", _moved(stage))]
         if name in windows:
             lines.append(("window", _moved(windows[name])))
-        bars = ("busy", _lately(course.busy.get(name))), ("queue", _lately(course.fill.get(name)))
+        bars = ("busy", _lately(columns.busy.get(name))), ("queue", _lately(columns.fill.get(name)))
         made.append(Box(name, kind, FLAGS[kind], tuple(lines), bars))
     if made:
         kind = "model" if tone(report) == "good" else ""
@@ -83,5 +84,5 @@ def _moved(stage: StageRow) -> str:
 
 
 def _lately(values: Sequence[float | None] | None) -> float | None:
-    known = [value for value in (values or ())[-LATELY:] if value is not None]
+    known = [value for value in (values or ())[-LAST_WINDOWS:] if value is not None]
     return median(known) if known else None
