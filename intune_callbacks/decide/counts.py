@@ -14,7 +14,8 @@ from intune_callbacks.types import Observation, StageRates
 __all__ = ["Counts", "ItemsPerBatch", "StageCounts"]
 
 FORGET, FORGET_IRREGULARITY = 0.9, 0.97
-"""Weight an old reading keeps at each new one: some ten windows count, thirty for what few long items decide."""
+"""Weight an old reading keeps at each new one: some ten windows count, thirty for what few long items decide.
+A choice."""
 CHANGED = math.log(1.3)
 """A stage whose CPU time per item moved by so much, in log units, does other work than before. A choice: caches and the
 CPU's clock change it by less."""

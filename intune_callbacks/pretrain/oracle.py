@@ -21,6 +21,7 @@ GAIN = 1e-4
 """Share by which a step has to gain: less is rounding."""
 _BUFFERS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _RATIOS = (2, 4, 8, 12)
+"""Buffers in batches, and windows per worker, that are compared. A choice: neighbours differ by little."""
 
 
 def spread(cost_s: Floats, machines: Machines, cpus: Floats) -> Floats:
