@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate", reason="tox run -e reach installs it")
 transformers = pytest.importorskip("transformers", reason="tox run -e reach installs it")
 
+from busy_machine import three_attempts  # noqa: E402
+from restless import Restless  # noqa: E402
 from transformers_runs import ROWS, Model, Slow, Stream  # noqa: E402
 
 from intune_callbacks.transformers import InTuneCallback  # noqa: E402
@@ -22,7 +24,6 @@ from intune_callbacks.transformers import InTuneCallback  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and accelerate warn of much that is not ours
 
 EAGER: dict[str, Any] = {"decide_every_s": 0.15, "decide_every_batches": 5, "warmup_batches": 4, "cpus": 8.0}
-EAGER |= {"policy": "model-jump"}
 
 
 class Losses(transformers.TrainerCallback):
@@ -73,22 +74,32 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "group by length": ({"train_sampling_strategy": "group_by_length"}, {}, True),
     "persistent workers": ({"dataloader_persistent_workers": True}, {}, True),
     "fewer steps than an epoch": ({"data": Slow(960), "max_steps": 180}, {}, True),
-    "iterable": ({"data": Stream(), "max_steps": 120, "dataloader_num_workers": 2}, {}, False),
+    "iterable": ({"data": Stream(), "max_steps": 120, "dataloader_num_workers": 2}, {}, True),
     "observe": ({}, {"mode": "observe"}, False),
 }
 
 
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> type[Restless]:
+    """Have every number set anew at every look."""
+    monkeypatch.setattr("intune_callbacks.session.loop_fit.Tuner", Restless)
+    monkeypatch.setattr(Restless, "resizes", 0)
+    monkeypatch.setattr(Restless, "restored", 0)
+    return Restless
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_it_trains_the_same(name: str, tmp_path: Path) -> None:
+def test_it_trains_the_same(name: str, tmp_path: Path, restless: type[Restless]) -> None:
     arguments, ours, changes = CASES[name]
     callback = InTuneCallback(show_card=False, **EAGER | ours)
     assert trained(tmp_path, [callback], **arguments) == trained(tmp_path, [], **arguments)
     report = callback.report
     assert report["frozen"] is None
     assert report["steps"] > 50
-    assert (report["changes"] > 0) == changes
+    assert (restless.resizes > 1) == changes
 
 
+@three_attempts
 def test_it_becomes_faster(tmp_path: Path) -> None:
     callback = InTuneCallback(show_card=False, **EAGER)
     seconds = []
@@ -120,23 +131,23 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_a_training_resumed_in_mid_epoch_is_the_same_and_is_tuned(restored: bool, tmp_path: Path) -> None:
+def test_a_training_resumed_in_mid_epoch_is_the_same_and_is_tuned(
+    restored: bool, tmp_path: Path, restless: type[Restless]
+) -> None:
     arguments: dict[str, Any] = {"save_strategy": "steps", "save_steps": 30}
     arguments |= {"restore_callback_states_from_checkpoint": restored}
     whole, weights = trained(tmp_path / "stock", [], **arguments)
     callback = InTuneCallback(show_card=False, **EAGER)
     assert trained(tmp_path / "tuned", [callback], **arguments) == (whole, weights)
     state = json.loads((tmp_path / "tuned" / "checkpoint-30" / "trainer_state.json").read_text())
-    assert state["stateful_callbacks"]["InTuneCallback"]["args"]["policy"] == "model-jump"
+    assert state["stateful_callbacks"]["InTuneCallback"]["args"]["cpus"] == 8.0
     second, losses = InTuneCallback(show_card=False, **EAGER), Losses()
     made = trainer(tmp_path / "tuned", [losses, second], **arguments)
     made.train(resume_from_checkpoint=str(tmp_path / "tuned" / "checkpoint-120"))
     assert losses.seen == [entry for entry in whole if entry[0] > 120]
     used = next(one for one in made.callback_handler.callbacks if isinstance(one, InTuneCallback))
     assert used.report["samples"] >= 4 * 38
-    first = used.report["before"]["allocation"] if used.report["before"] else {}
-    if restored and first:
-        assert first["load"] > 1
+    assert restless.restored == restored
 
 
 def test_an_error_in_the_training_is_the_users_and_the_next_one_works(tmp_path: Path) -> None:
@@ -204,4 +215,4 @@ def test_a_private_name_that_is_missing_costs_nothing_but_itself(tmp_path: Path,
     monkeypatch.setattr(ours, "CallbackHandler", Nobody)
     callback = InTuneCallback(show_card=False, **EAGER)
     assert trained(tmp_path, [callback]) == trained(tmp_path, [])
-    assert callback.report["changes"] > 0
+    assert callback.report["steps"] > 0
