@@ -55,7 +55,7 @@ class LoaderIterator:
         self._given = engines.given()
         if stock is not None:
             self._base_seed, self._number = stock._base_seed, stock._num_yielded
-            self.has_ended = self._number > 0 and self._stock.is_over(engines.length())
+            self.has_ended = self._number > 0 and Stock(stock).is_over(engines.length())
             engines.watch.begin(stock)
 
     @classmethod

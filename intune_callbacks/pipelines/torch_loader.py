@@ -150,7 +150,16 @@ class MapLoader:
                 knob=WORKERS_KNOB,
                 startup_s=engines.startup_s(),
             ),
-            Stage(WINDOW, "memory", "items", 1, MAX_WINDOW, engines.window, window_of=WORKERS, knob=WINDOW_KNOB),
+            Stage(
+                WINDOW,
+                "memory",
+                "items",
+                engines.least_window,
+                MAX_WINDOW,
+                engines.window,
+                window_of=WORKERS,
+                knob=WINDOW_KNOB,
+            ),
         )
 
     def stats(self) -> PipelineStats:
