@@ -66,7 +66,8 @@ class Training:
             self.pipeline.prepare()
 
     def _adopted(self, iterator: Any) -> Any:
-        return self.pipeline.adopt(iterator) if self.pipeline is not None and self.is_met else iterator
+        ours = self.pipeline is not None and self.is_met and not self.is_left
+        return self.pipeline.adopt(iterator) if ours else iterator
 
     def _change(self, number: int) -> None:
         if self.pipeline is None or not self.is_met or self.is_left:

@@ -115,6 +115,7 @@ class LoaderIterator:
             try:
                 batch = next(self._stock)
                 self._number += 1
+                self._prime(engine)
                 return batch
             except StopIteration:
                 self._drop_stock()
@@ -157,7 +158,7 @@ class LoaderIterator:
             engine.resize(min(engines.workers, engine.workers), engines.window)
             if engine.workers < engines.workers:
                 self._grow(engine, waiting=False)
-            engine.prime()
+            self._prime(engine)
 
     def _engage(self) -> None:
         """All or nothing: only when our engine runs, the stock one is told to send out nothing more."""
@@ -173,7 +174,10 @@ class LoaderIterator:
         else:
             stock.stop()
         assert self.engine is not None
-        self.engine.prime()
+        self._prime(self.engine)
+
+    def _prime(self, engine: ElasticMap[Any]) -> None:
+        engine.prime(before=0 if self._stock is None else self._stock.left)
 
     def _start(self, sampler: Iterator[Any], number: int, pulled: int) -> None:
         if self.pool is None:
