@@ -219,16 +219,12 @@ class LoaderIterator:
         self.is_behind = True
         self._stock.cover(self)
 
-    def give_back(self, goes_on: bool) -> Any:
-        """Return a stock iterator that goes on where this one is, and from which this one then takes its batches.
-
-        Args:
-            goes_on: make one if ours delivers by now; else None is returned then.
-        """
+    def give_back(self) -> Any:
+        """Return a stock iterator that goes on where this one is, and from which this one goes on too; None at the end."""
         if not self._turn.acquire(timeout=GIVE_BACK_S):
             return None  # somebody fetches, and nothing comes
         try:
-            if goes_on and not self.has_ended and self.engine is not None and self.engines.loader.in_order:
+            if not self.has_ended and self.engine is not None and self.engines.loader.in_order:
                 self._return(self.engine, self._source)
             return None if self._stock is None or self.engine is not None else self._stock.uncover()
         finally:
