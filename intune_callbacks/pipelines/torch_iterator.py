@@ -220,7 +220,7 @@ class LoaderIterator:
         self._stock.cover(self)
 
     def give_back(self) -> Any:
-        """Return a stock iterator that goes on where this one is, and from which this one goes on too; None at the end."""
+        """Return a stock iterator that goes on where this one is, and feeds this one, too; None after the end."""
         if not self._turn.acquire(timeout=GIVE_BACK_S):
             return None  # somebody fetches, and nothing comes
         try:
