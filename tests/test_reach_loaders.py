@@ -11,7 +11,7 @@ pytest.importorskip("lightning")
 
 import lightning_runs as runs  # noqa: E402
 import reach_patterns as patterns  # noqa: E402
-from reach_patterns import EPOCH, PATTERNS, WINDOW_ONLY, of_class  # noqa: E402
+from reach_patterns import EPOCH, PATTERNS, of_class  # noqa: E402
 from reach_runs import EPOCHS, MOMENTS, Training, compared  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
@@ -24,30 +24,6 @@ from intune_callbacks.session import lightning_fit  # noqa: E402
 @pytest.mark.parametrize("name", PATTERNS)
 def test_batches_and_random_numbers_are_the_stock_ones(name: str, moment: str) -> None:
     compared(PATTERNS[name], "process", MOMENTS[moment], num_workers=2)
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("name", PATTERNS)
-def test_workers_that_are_kept(name: str, moment: str) -> None:
-    compared(PATTERNS[name], "process", MOMENTS[moment], num_workers=2, persistent_workers=True)
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("name", sorted(set(PATTERNS) - WINDOW_ONLY))
-def test_no_workers(name: str, moment: str) -> None:
-    compared(PATTERNS[name], "thread", MOMENTS[moment], num_workers=0)
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("moment", ["before", "late"])
-@pytest.mark.parametrize("name", PATTERNS)
-def test_given_back_in_mid_epoch(name: str, moment: str, persistent: bool) -> None:
-    compared(PATTERNS[name], "process", MOMENTS[moment], left=(1, 9), num_workers=2, persistent_workers=persistent)
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_epochs_that_are_left_early(name: str) -> None:
-    compared(PATTERNS[name], "process", MOMENTS["before"], whole=False, num_workers=2)
 
 
 @pytest.mark.parametrize("name", ["generated", "infinite", "itself", "prepared"])

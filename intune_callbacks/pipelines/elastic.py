@@ -372,21 +372,22 @@ class ElasticMap(Generic[Y]):
             self._idle_s = end_s
         return value
 
-    def prime(self, asked: bool = False) -> None:
+    def prime(self, asked: bool = False, before: int = 0) -> None:
         """Start pulling now instead of at the first `next` (only with `feed`).
 
         Args:
             asked: as `next` does, which will be called at once; it may look for the end of the source.
+            before: results that somebody else has yet to deliver before ours.
         """
         with self._lock:
             if self._feeding:
-                self._feed(asked)
+                self._feed(asked, before)
 
-    def _feed(self, asked: bool = False) -> None:
+    def _feed(self, asked: bool = False, before: int = 0) -> None:
         """Pull the source up to the window, in the consumer's thread (lock held); nothing ahead with no workers."""
         fed, room = 0, self._window if self._workers else int(asked)
         while not (self._exhausted or self._closed) and self._pulled - self._delivered < room:
-            if self._is_held() and not self._may_look_for_the_end(asked):
+            if self._is_held() and not self._may_look_for_the_end(asked, before):
                 break
             try:
                 item = next(self._source)
@@ -412,8 +413,8 @@ class ElasticMap(Generic[Y]):
             self._hold_every and (self._pulled - self._hold_at) % self._hold_every == 0
         )
 
-    def _may_look_for_the_end(self, asked: bool) -> bool:
-        left = self._pulled - self._delivered
+    def _may_look_for_the_end(self, asked: bool, before: int) -> bool:
+        left = self._pulled - self._delivered + before
         return left < self._hold_window or (asked and left == 0)
 
     # -- the end -------------------------------------------------------------------------------------------------

@@ -78,6 +78,11 @@ class Engines:
         """How many workers to start before the first batch: as many as the user's loader, and at least two."""
         return min(self.workers, max(2, self.own[0]))
 
+    @property
+    def least_window(self) -> int:
+        """The smallest window: with less than its own, a sampler that begins anew would draw later than in stock."""
+        return self.own[1] if self.own[0] and self._period() is not None else 1
+
     def refused(self, error: Exception, engine: ElasticMap[Any] | None) -> None:
         """Note that workers could not be started: what is in force now becomes what is wanted.
 

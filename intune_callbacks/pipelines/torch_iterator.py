@@ -55,7 +55,7 @@ class LoaderIterator:
         self._given = engines.given()
         if stock is not None:
             self._base_seed, self._number = stock._base_seed, stock._num_yielded
-            self.has_ended = self._number > 0 and self._stock.is_over(engines.length())
+            self.has_ended = self._number > 0 and Stock(stock).is_over(engines.length())
             engines.watch.begin(stock)
 
     @classmethod
@@ -115,6 +115,7 @@ class LoaderIterator:
             try:
                 batch = next(self._stock)
                 self._number += 1
+                self._prime(engine)
                 return batch
             except StopIteration:
                 self._drop_stock()
@@ -157,7 +158,7 @@ class LoaderIterator:
             engine.resize(min(engines.workers, engine.workers), engines.window)
             if engine.workers < engines.workers:
                 self._grow(engine, waiting=False)
-            engine.prime()
+            self._prime(engine)
 
     def _engage(self) -> None:
         """All or nothing: only when our engine runs, the stock one is told to send out nothing more."""
@@ -173,7 +174,10 @@ class LoaderIterator:
         else:
             stock.stop()
         assert self.engine is not None
-        self.engine.prime()
+        self._prime(self.engine)
+
+    def _prime(self, engine: ElasticMap[Any]) -> None:
+        engine.prime(before=0 if self._stock is None else self._stock.left)
 
     def _start(self, sampler: Iterator[Any], number: int, pulled: int) -> None:
         if self.pool is None:
@@ -215,16 +219,12 @@ class LoaderIterator:
         self.is_behind = True
         self._stock.cover(self)
 
-    def give_back(self, goes_on: bool) -> Any:
-        """Return a stock iterator that goes on where this one is, and from which this one then takes its batches.
-
-        Args:
-            goes_on: make one if ours delivers by now; else None is returned then.
-        """
+    def give_back(self) -> Any:
+        """Return a stock iterator that goes on where this one is, and feeds this one, too; None after the end."""
         if not self._turn.acquire(timeout=GIVE_BACK_S):
             return None  # somebody fetches, and nothing comes
         try:
-            if goes_on and not self.has_ended and self.engine is not None and self.engines.loader.in_order:
+            if not self.has_ended and self.engine is not None and self.engines.loader.in_order:
                 self._return(self.engine, self._source)
             return None if self._stock is None or self.engine is not None else self._stock.uncover()
         finally:

@@ -151,7 +151,16 @@ class MapLoader:
                 knob=WORKERS_KNOB,
                 startup_s=engines.startup_s(),
             ),
-            Stage(WINDOW, "memory", "items", 1, MAX_WINDOW, engines.window, window_of=WORKERS, knob=WINDOW_KNOB),
+            Stage(
+                WINDOW,
+                "memory",
+                "items",
+                engines.least_window,
+                MAX_WINDOW,
+                engines.window,
+                window_of=WORKERS,
+                knob=WINDOW_KNOB,
+            ),
         )
 
     def stats(self) -> PipelineStats:
@@ -185,13 +194,12 @@ class MapLoader:
         for name, value in attributes(self._loader):
             ours = self._ours(value)
             if ours is not None:
-                # A kept iterator is made anew for the next epoch; any other one has to go on where it is.
-                given = ours.give_back(goes_on=name != "_iterator" or ours.is_behind)
-                if given is not None or name == "_iterator":
+                given = ours.give_back()
+                if given is not None or name == "_iterator":  # which is made anew then, for the next epoch
                     object.__setattr__(self._loader, name, given)
         running = self._iterator()
         if running is not None and running.is_behind:
-            running.give_back(goes_on=True)
+            running.give_back()
 
     def close(self) -> None:
         self._closed = True

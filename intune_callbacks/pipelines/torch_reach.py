@@ -1,4 +1,4 @@
-"""Where the batches of a DataLoader come from, whoever wraps it: the loader inside, its next iterators, a running one."""
+"""Where the batches of a DataLoader come from: the one inside a wrapper, its next iterators, one that runs already."""
 
 from __future__ import annotations
 

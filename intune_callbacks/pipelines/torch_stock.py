@@ -45,6 +45,11 @@ class Stock:
         return getattr(self.iterator, "_send_idx", None)
 
     @property
+    def left(self) -> int:
+        """Batches it has in flight or ready."""
+        return 0 if self.sent is None else int(self.iterator._send_idx - self.iterator._rcvd_idx)
+
+    @property
     def is_shut(self) -> bool:
         """True once its workers were let go, by whomever."""
         return bool(getattr(self.iterator, "_shutdown", False))

@@ -81,7 +81,7 @@ class WindowLoader:
             iterator._next_data = partial(self._next_data, self._running)
 
     def _next_data(self, running: weakref.ref[Any]) -> Any:
-        iterator = running()
+        iterator: Any = running()
         batch = type(iterator)._next_data(iterator)
         self._delivered += 1
         return batch

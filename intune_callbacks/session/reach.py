@@ -23,7 +23,7 @@ def let_go(loader: Any, found: Found) -> Found:
     found.pipeline.close()
     why = (
         f"behind this loader, a {type(loader).__name__}, no iterator of DataLoader was found: its batches come another "
-        "way, so nothing is tuned; let its __iter__ take them from super().__iter__(), or train on the DataLoader itself"
+        "way, so nothing is tuned; let its __iter__ take them from super().__iter__(), or give the DataLoader itself"
     )
     # What is said of a stage holds for a stage that delivers.
     return Found(None, why, tuple(hint for hint in found.hints if not hint.stage))
