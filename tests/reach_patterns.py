@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,7 +80,7 @@ class Infinite(DataLoader[torch.Tensor]):
             yield next(self.iterator)
 
     def __del__(self) -> None:
-        if hasattr(self, "iterator") and hasattr(self.iterator, "_workers"):
+        with contextlib.suppress(Exception):  # as theirs
             for worker in self.iterator._workers:
                 if worker.is_alive():
                     worker.terminate()

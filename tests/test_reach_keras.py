@@ -34,7 +34,7 @@ KINDS = {
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_fit(name: str, persistent: bool) -> None:
-    made = runs.exact(lambda: KINDS[name](num_workers=1, persistent_workers=persistent))
+    made = runs.exact(lambda: KINDS[name](num_workers=1, persistent_workers=persistent), shuffle=False)
     for what in ("seen", "history", "weights"):
         assert made["tuned"][what] == made["plain"][what]
     assert made["frozen"] is None and made["resizes"] > 20
@@ -49,9 +49,9 @@ def test_a_loader_that_is_not_reached_is_named(warmup_batches: int) -> None:
         kept.append(loader(patterns.Unreachable, num_workers=1))
         return kept[-1]
 
-    stock = runs.trained(make, [InTuneCallback(mode="off")])
+    stock = runs.trained(make, [InTuneCallback(mode="off")], shuffle=False)
     callback = InTuneCallback(**runs.EAGER | {"warmup_batches": warmup_batches})
-    tuned = runs.trained(make, [callback])
+    tuned = runs.trained(make, [callback], shuffle=False)
     for what in ("seen", "history", "weights"):
         assert tuned[what] == stock[what]
     report = callback.report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -51,42 +52,43 @@ class Seam:
 
     Args:
         loader: the user's.
-        make: called instead.
+        make: a method, called instead.
     """
 
     def __init__(self, loader: DataLoader[Any], make: Callable[[], Any]) -> None:
-        self._loader, self._make = loader, make
+        # Weak, both: in a cycle a kept iterator would be finalised at some collection, perhaps in a forked child.
+        self._held, self._made_by = weakref.ref(loader), weakref.WeakMethod(make)
         self._before: Any = _MISSING
         self._is_open = False
 
     def __call__(self) -> Any:
-        return self._make()
+        make = self._made_by()
+        return self.stock() if make is None else make()
 
     def open(self) -> None:
         """Have `make` called from now on; a seam that an earlier fit has left there is closed."""
-        if self._is_open:
+        loader = self._held()
+        if self._is_open or loader is None:
             return
-        held = vars(self._loader)
-        if type(held.get("_get_iterator")) is Seam:
-            held["_get_iterator"].close()
-        self._before = held.get("_get_iterator", _MISSING)
-        self._loader._get_iterator = self  # type: ignore[method-assign]
+        if type(vars(loader).get("_get_iterator")) is Seam:
+            loader._get_iterator.close()  # type: ignore[attr-defined]
+        self._before = vars(loader).get("_get_iterator", _MISSING)
+        loader._get_iterator = self  # type: ignore[method-assign]
         self._is_open = True
 
     def close(self) -> None:
         """Give back what was there: nothing, or an attribute of the user's."""
-        held = vars(self._loader)
-        if held.get("_get_iterator") is self:
-            held.pop("_get_iterator")
+        loader = self._held()
+        if loader is not None and vars(loader).get("_get_iterator") is self:
+            vars(loader).pop("_get_iterator")
             if self._before is not _MISSING:
-                held["_get_iterator"] = self._before
+                vars(loader)["_get_iterator"] = self._before
         self._is_open = False
 
     def stock(self) -> Any:
         """Return what the loader itself makes."""
-        if self._before is not _MISSING:
-            return self._before()
-        return type(self._loader)._get_iterator(self._loader)
+        loader: Any = self._held()
+        return type(loader)._get_iterator(loader) if self._before is _MISSING else self._before()
 
 
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
