@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +11,8 @@ pytest.importorskip("lightning")
 
 from reach_patterns import PATTERNS, WINDOW_ONLY  # noqa: E402
 from reach_runs import MOMENTS, compared  # noqa: E402
+
+pytestmark = pytest.mark.skipif("INTUNE_TEST_REACH" not in os.environ, reason="tox run -e reach runs it: minutes")
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
