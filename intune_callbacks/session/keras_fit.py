@@ -21,8 +21,8 @@ from intune_callbacks.session.fit import TunedFit, stage_metrics
 from intune_callbacks.session.keras_bar import Bar, put_first
 from intune_callbacks.session.keras_hooks import Adopted, Fetches, TrainData, batch_rows, from_fit
 from intune_callbacks.session.keras_timer import LoopReading, LoopTimer
+from intune_callbacks.session.loaders import let_go
 from intune_callbacks.session.ranks import place
-from intune_callbacks.session.reach import let_go
 from intune_callbacks.show.card import show
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Clock, Hint, Pipeline

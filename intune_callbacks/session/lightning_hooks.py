@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found
-from intune_callbacks.session.reach import let_go
+from intune_callbacks.session.loaders import hints_of, let_go, pipeline_of, reasons_of
 from intune_callbacks.types import Hint
 
 __all__ = ["FetchHooks", "TrainLoaders", "leaves"]
@@ -142,24 +141,15 @@ class TrainLoaders:
 
     def pipeline(self) -> Combined:
         """Return all that can be tuned, with the loaders' names in front of the stages when there are several."""
-        names = _names(getattr(self._fit_loop, "_combined_loader", None), len(self._loaders))
-        found = {name: self._of(loader).pipeline for name, loader in zip(names, self._loaders, strict=True)}
-        return Combined({name: pipeline for name, pipeline in found.items() if pipeline is not None})
+        return pipeline_of(self._by_name())
 
     def why(self) -> tuple[str, ...]:
         """Return, for each loader that cannot be tuned, the reason and the smallest change that would help."""
-        reasons = [self._of(loader).why for loader in self._loaders if self._of(loader).pipeline is None]
-        return tuple(dict.fromkeys([self._unreachable] if self._unreachable else reasons))
+        return (self._unreachable,) if self._unreachable else reasons_of(self._by_name())
 
     def hints(self) -> tuple[Hint, ...]:
         """Return what can be seen of the loaders, with the stages' names as in `pipeline`."""
-        names = _names(getattr(self._fit_loop, "_combined_loader", None), len(self._loaders))
-        several = sum(self._of(loader).pipeline is not None for loader in self._loaders) > 1
-        return tuple(
-            replace(hint, stage=f"{name}/{hint.stage}") if several and hint.stage else hint
-            for name, loader in zip(names, self._loaders, strict=True)
-            for hint in self._of(loader).hints
-        )
+        return hints_of(self._by_name())
 
     def let_go(self) -> bool:
         """Let each loader go whose pipeline delivered no batch; return whether there was one."""
@@ -185,6 +175,10 @@ class TrainLoaders:
         self._loaders, self._ours = [], []
         if errors:
             raise errors[0]
+
+    def _by_name(self) -> dict[str, Found]:
+        names = _names(getattr(self._fit_loop, "_combined_loader", None), len(self._loaders))
+        return {name: self._of(loader) for name, loader in zip(names, self._loaders, strict=True)}
 
     def _of(self, loader: Any) -> Found:
         if id(loader) not in self._found:

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from intune_callbacks.measure.device import CudaWait, cuda_wait
@@ -20,13 +19,14 @@ from intune_callbacks.pipelines.find import Found, find
 from intune_callbacks.record.history import History
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit, samples_in
+from intune_callbacks.session.loaders import hints_of, let_go, pipeline_of, reasons_of
+from intune_callbacks.session.loop_fetches import Fetches
 from intune_callbacks.session.ranks import place as place_of
-from intune_callbacks.session.reach import let_go
 from intune_callbacks.show.card import show
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Clock, Hint, Observation, Pipeline
+from intune_callbacks.types import Clock, Observation, Pipeline
 
-__all__ = ["Fetches", "Fit"]
+__all__ = ["Fit"]
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +65,11 @@ class Fit(TunedFit):
         self._loaders = tuple(loaders)
         self._close_others()
         self._found = [self._find(loader) for loader in self._loaders]
-        self._pipeline = _combined(self._found)
+        self._pipeline = pipeline_of(self._by_name())
         self._timer = StepTimer(Clock())
         self._now = Clock().wall
         self._next_look_s, self._unseen, self._batch_samples = 0.0, 0, 0
-        self._fetches = 0
+        self._fetches = [0] * len(self._loaders)
         self._cuda: CudaWait | None = None
         self._running: list[object] = [None] * len(self._loaders)
         self._ended: StepTotals | None = None
@@ -153,27 +153,31 @@ class Fit(TunedFit):
             self._timer.fetch_end(delivered, is_step=place == 0)
             if self._cuda is not None:
                 self._cuda.fetch_end()
+            self._fetches[place] += delivered
             if place == 0 and delivered:
                 self._batch_samples = samples_in(batch)
                 self._unseen += self._batch_samples
-                self._fetches += 1
-                if self._fetches == MEET_CUDA_AT:
+                if self._fetches[0] == MEET_CUDA_AT:
                     self._cuda = cuda_wait()
         except Exception as error:
             self.give_up("the moment after a fetch", error)
 
-    def epoch_end(self, place: int, token: object) -> None:
+    def epoch_end(self, place: int, token: object, is_dropped: bool = False) -> None:
         """The loop has all batches of an iterator, or wants no more: what follows is a pause.
 
         Args:
             place: of the loader.
             token: the iterator's; an older one than the last changes nothing.
+            is_dropped: it was not read to its end, and is being finalised, in whatever thread and at whatever moment.
         """
         if self._running[place] is not token or os.getpid() != self._process:
             return
         self._running[place] = None
         if place == 0 and not self.is_closed:
-            self.pause()
+            if is_dropped:
+                self._timer.pause()
+            else:
+                self.pause()
             self._ended = self._timer.read()
 
     @contextmanager
@@ -200,9 +204,14 @@ class Fit(TunedFit):
         if self.tuner is None:
             return
         self.pause()
-        # What came behind the last epoch is not the run's.
-        self.tuner.end(self._ended or self._timer.read(), self._unseen)
-        self._compile()
+        try:
+            # What came behind the last epoch is not the run's.
+            totals = self._ended or self._timer.read()
+            self.tuner.end(totals, self._unseen)
+            self.check_reach(totals.steps)
+            self._compile()
+        except Exception as error:
+            self.give_up("the end of the loop", error)
         for place, found in enumerate(self._found):
             if found.pipeline is None:
                 continue
@@ -212,7 +221,8 @@ class Fit(TunedFit):
             except Exception as error:
                 self.give_up("the end of the loop", error)
         try:
-            report = self.finish(self._note(), together=show_card, hints=self._hints())
+            found_of = self._by_name()
+            report = self.finish("; ".join(reasons_of(found_of)), together=show_card, hints=hints_of(found_of))
             self.report = {} if report is None else report.to_json()
             if report is not None and show_card and self.show_card and self.rank == 0:
                 show(report, self.run_dir)
@@ -237,11 +247,15 @@ class Fit(TunedFit):
             self.close(show_card)
 
     def let_go(self) -> Pipeline | None:
-        left = [let_go(loader, found) for loader, found in zip(self._loaders, self._found, strict=True)]
+        # A loader that was not asked for a batch yet may still deliver.
+        left = [
+            let_go(loader, found) if fetches else found
+            for loader, found, fetches in zip(self._loaders, self._found, self._fetches, strict=True)
+        ]
         if all(one is other for one, other in zip(left, self._found, strict=True)):
             return None
         self._found = left
-        self._pipeline = _combined(left)
+        self._pipeline = pipeline_of(self._by_name())
         return self._pipeline
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -300,7 +314,7 @@ class Fit(TunedFit):
             self.give_up("the start of an epoch", error)
 
     def _step_over(self) -> None:
-        if self.tuner is None or self.frozen is not None or not self._fetches:
+        if self.tuner is None or self.frozen is not None or not self._fetches[0]:
             return
         now_s = self._now()
         if now_s >= self._next_look_s:
@@ -332,72 +346,8 @@ class Fit(TunedFit):
         except Exception as error:
             self.give_up("a pause", error)
 
-    def _note(self) -> str | None:
-        reasons = [found.why for found in self._found if found.pipeline is None or not found.pipeline.stages()]
-        return "; ".join(dict.fromkeys(reasons)) or None
-
-    def _hints(self) -> tuple[Hint, ...]:
-        several = sum(found.pipeline is not None for found in self._found) > 1
-        return tuple(
-            replace(hint, stage=f"{place}/{hint.stage}") if several and hint.stage else hint
-            for place, found in enumerate(self._found)
-            for hint in found.hints
-        )
-
-
-class Fetches:
-    """One iterator of a loader, each fetch timed.
-
-    Args:
-        inner: the iterator.
-        fit: what is told of each fetch.
-        place: of the loader among those of the fit.
-        owner: held as long as this is, such as the `Live`, which so ends behind it and not before.
-    """
-
-    def __init__(self, inner: Any, fit: Fit, place: int, owner: Any) -> None:
-        self.inner, self._fit, self._owner = inner, fit, owner
-        self._place, self.token = place, object()
-
-    def __iter__(self) -> Fetches:
-        return self
-
-    def __next__(self) -> Any:
-        fit = self._fit
-        if fit.is_closed:
-            return next(self.inner)
-        fit.fetch_begin(self._place)
-        try:
-            batch = next(self.inner)
-        except BaseException as error:
-            fit.fetch_end(self._place, None, False)
-            if isinstance(error, StopIteration):
-                fit.epoch_end(self._place, self.token)
-            raise
-        fit.fetch_end(self._place, batch, True)
-        return batch
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begin the next epoch with the same workers, as a DataLoader asks of the iterator it keeps."""
-        self._fit.again(self._place, self.token)
-        self.inner._reset(loader, first_iter)
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("inner", "_fit", "_owner", "_place", "token"):
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    def __del__(self) -> None:
-        fit = vars(self).get("_fit")
-        if fit is not None:
-            fit.epoch_end(self._place, self.token)
-
-
-def _combined(found: Sequence[Found]) -> Combined:
-    return Combined({str(place): one.pipeline for place, one in enumerate(found) if one.pipeline is not None})
+    def _by_name(self) -> dict[str, Found]:
+        return {str(place): found for place, found in enumerate(self._found)}
 
 
 def _length(loader: Any) -> int | None:

@@ -11,6 +11,7 @@ from intune_callbacks.pipelines.torch_reach import unwrapped
 from intune_callbacks.session import loop_fit
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import metrics
+from intune_callbacks.session.loop_fetches import Fetches
 from intune_callbacks.types import Observation
 
 __all__ = ["Fit"]
@@ -76,7 +77,7 @@ class Fit(loop_fit.Fit):
                 else:
                     base._get_iterator = given
             held = getattr(base, "_iterator", None)
-            if isinstance(held, loop_fit.Fetches):  # kept for the next epoch, with `persistent_workers`
+            if isinstance(held, Fetches):  # kept for the next epoch, with `persistent_workers`
                 base._iterator = held.inner
 
         base._get_iterator = get_iterator

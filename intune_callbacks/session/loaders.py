@@ -1,0 +1,58 @@
+"""What was found of the loaders of one training, seen as one; and what of it is let go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from intune_callbacks.pipelines.base import Combined
+from intune_callbacks.pipelines.find import Found
+from intune_callbacks.types import Hint
+
+__all__ = ["hints_of", "let_go", "pipeline_of", "reasons_of"]
+
+
+def pipeline_of(found: Mapping[str, Found]) -> Combined:
+    """Return all that can be tuned, with the loaders' names in front of the stages when there are several.
+
+    Args:
+        found: by the loaders' names.
+    """
+    return Combined({name: one.pipeline for name, one in found.items() if one.pipeline is not None})
+
+
+def reasons_of(found: Mapping[str, Found]) -> tuple[str, ...]:
+    """Return, for each loader that cannot be tuned, the reason and the smallest change that would help."""
+    reasons = (one.why for one in found.values() if one.pipeline is None or not one.pipeline.stages())
+    return tuple(dict.fromkeys(reasons))
+
+
+def hints_of(found: Mapping[str, Found]) -> tuple[Hint, ...]:
+    """Return what can be seen of the loaders, with the stages' names as in `pipeline_of`."""
+    several = sum(one.pipeline is not None for one in found.values()) > 1
+    return tuple(
+        replace(hint, stage=f"{name}/{hint.stage}") if several and hint.stage else hint
+        for name, one in found.items()
+        for hint in one.hints
+    )
+
+
+def let_go(loader: Any, found: Found) -> Found:
+    """Return what is left of a find once the trainer has batches: all of it, or the reason why it delivered none.
+
+    A pipeline that delivered none is closed, and the loader is as it was.
+
+    Args:
+        loader: what the trainer was given.
+        found: what was made of it.
+    """
+    if found.pipeline is None or not found.pipeline.stages() or found.pipeline.stats().delivered:
+        return found
+    found.pipeline.close()
+    why = (
+        f"behind this loader, a {type(loader).__name__}, no iterator of DataLoader was found: its batches come another "
+        "way, so nothing is tuned; let its __iter__ take them from super().__iter__(), or give the DataLoader itself"
+    )
+    # What is said of a stage holds for a stage that delivers.
+    return Found(None, why, tuple(hint for hint in found.hints if not hint.stage))
