@@ -226,8 +226,12 @@ def test_it_stands_for_the_loader() -> None:
     del wrapped.mine
     assert not hasattr(loader, "mine")
     assert live(wrapped) is wrapped
-    assert type(copy.copy(wrapped)) is DataLoader
-    assert type(pickle.loads(pickle.dumps(wrapped))) is DataLoader
+    for copied in (copy.copy(wrapped), copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
+        assert type(copied) is DataLoader
+        assert sum(batch.numel() for batch in copied) == ROWS
+        again = live(copied, show_card=False)
+        assert sum(batch.numel() for batch in again) == ROWS
+        assert again.close()["samples"] == ROWS
     assert type(wrapped) is Live
     with pytest.raises(AttributeError, match="nothing_like_it"):
         wrapped.nothing_like_it  # noqa: B018

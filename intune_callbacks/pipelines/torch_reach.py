@@ -52,12 +52,13 @@ class Seam:
 
     Args:
         loader: the user's.
-        make: a method, called instead.
+        make: a method, called instead; None for the loader's own way.
     """
 
-    def __init__(self, loader: DataLoader[Any], make: Callable[[], Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], make: Callable[[], Any] | None) -> None:
         # Weak, both: in a cycle a kept iterator would be finalised at some collection, perhaps in a forked child.
-        self._held, self._made_by = weakref.ref(loader), weakref.WeakMethod(make)
+        self._held: Callable[[], Any] = weakref.ref(loader)
+        self._made_by: Callable[[], Any] = (lambda: None) if make is None else weakref.WeakMethod(make)
         self._before: Any = _MISSING
         self._is_open = False
 
@@ -65,15 +66,19 @@ class Seam:
         make = self._made_by()
         return self.stock() if make is None else make()
 
+    def __reduce__(self) -> Any:
+        # A loader that was copied, be it into another process, is nobody's: it makes its iterators itself.
+        return (Seam, (self._held(), None)) if self._before is _MISSING else (_itself, (self._before,))
+
     def open(self) -> None:
         """Have `make` called from now on; a seam that an earlier fit has left there is closed."""
         loader = self._held()
         if self._is_open or loader is None:
             return
         if type(vars(loader).get("_get_iterator")) is Seam:
-            loader._get_iterator.close()  # type: ignore[attr-defined]
+            loader._get_iterator.close()
         self._before = vars(loader).get("_get_iterator", _MISSING)
-        loader._get_iterator = self  # type: ignore[method-assign]
+        loader._get_iterator = self
         self._is_open = True
 
     def close(self) -> None:
@@ -89,6 +94,10 @@ class Seam:
         """Return what the loader itself makes."""
         loader: Any = self._held()
         return type(loader)._get_iterator(loader) if self._before is _MISSING else self._before()
+
+
+def _itself(given: Any) -> Any:
+    return given
 
 
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
