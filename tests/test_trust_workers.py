@@ -359,7 +359,7 @@ def test_the_collector_may_end_a_stage_in_one_of_its_own_workers() -> None:
         def __del__(self) -> None:
             self.stage.close()
 
-    gc.collect()  # what other tests left behind is finalized here, and not in the worker
+    gc.freeze()  # what other tests left is neither walked through nor finalized in the worker
     gc.disable()
     try:
         owner = Owner()
@@ -370,3 +370,4 @@ def test_the_collector_may_end_a_stage_in_one_of_its_own_workers() -> None:
         assert eventually(lambda: not any(thread.is_alive() for thread in threads))
     finally:
         gc.enable()
+        gc.unfreeze()

@@ -198,7 +198,6 @@ class Fit(TunedFit):
         self._closed = True
         if self._finalizer is not None:
             self._finalizer.detach()
-        self.check_reach(self._timer.read().steps)
         for end in self._ends():
             try:
                 end()
@@ -286,6 +285,7 @@ class Fit(TunedFit):
             self._cuda.fetch_end()
 
     def _ends(self) -> Iterator[Any]:
+        yield lambda: self.check_reach(self._timer.read().steps)
         yield self._timer.pause  # while the counters can still be read
         yield self._bar.close
         if self.data is not None:

@@ -144,8 +144,7 @@ class Fit(TunedFit):
             show_card: False, after an error, keeps the end card from being printed, whatever the user asked for.
         """
         report: Report | None = None
-        self.check_reach(self.timer.read().steps)
-        for end in (self.hooks.detach, self.loaders.detach, self.loaders.close):
+        for end in (self._check_last, self.hooks.detach, self.loaders.detach, self.loaders.close):
             try:
                 end()
             except Exception as error:
@@ -158,6 +157,9 @@ class Fit(TunedFit):
         except Exception as error:
             self.give_up("the report", error)
         return {} if report is None else report.to_json()
+
+    def _check_last(self) -> None:
+        self.check_reach(self.timer.read().steps)
 
     def _requested(self, loader: Any) -> None:
         if self.frozen is None:
