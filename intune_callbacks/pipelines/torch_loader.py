@@ -194,7 +194,9 @@ class MapLoader:
         for name, value in attributes(self._loader):
             ours = self._ours(value)
             if ours is not None:
-                given = ours.give_back()
+                # Kept, and in mid-epoch: new stock workers would work for nobody, and might hang.
+                is_left = name == "_iterator" and ours.engine is not None and not ours.is_behind
+                given = None if is_left else ours.give_back()
                 if given is not None or name == "_iterator":  # which is made anew then, for the next epoch
                     object.__setattr__(self._loader, name, given)
         running = self._iterator()
