@@ -188,14 +188,17 @@ class MapLoader:
             iterator.pool.trim()
 
     def release(self) -> None:
-        """Give the loader its own iterator back from the next epoch on."""
+        """Give the loader its own iterator back; a training that goes on gets the rest of its epoch from that."""
+        self._let_go(goes_on=True)
+
+    def _let_go(self, goes_on: bool) -> None:
         self._seam.close()
         self._engines.is_let_go = True
         for name, value in attributes(self._loader):
             ours = self._ours(value)
             if ours is not None:
-                # Kept, and in mid-epoch: new stock workers would work for nobody, and might hang.
-                is_left = name == "_iterator" and ours.engine is not None and not ours.is_behind
+                # At the end of a training, new stock workers of a kept iterator would work for nobody, and might hang.
+                is_left = name == "_iterator" and not (goes_on or ours.is_behind or ours.engine is None)
                 given = None if is_left else ours.give_back()
                 if given is not None or name == "_iterator":  # which is made anew then, for the next epoch
                     object.__setattr__(self._loader, name, given)
@@ -206,6 +209,6 @@ class MapLoader:
     def close(self) -> None:
         self._closed = True
         iterator = self._iterator()
-        self.release()
+        self._let_go(goes_on=False)
         if iterator is not None:
             iterator.close()
