@@ -243,7 +243,8 @@ def test_keras_starts_warm_and_sees_the_same(tmp_path: Path) -> None:
     from intune_callbacks.keras import InTuneCallback
 
     def fit(callback: Any) -> dict[str, Any]:
-        return runs.trained(lambda: runs.rows(240, 0.004, workers=1), [callback], epochs=2)
+        # 80 ms of data a batch: more than a step of the model on a busy machine, so that there is something to tune.
+        return runs.trained(lambda: runs.rows(160, 0.02, workers=1), [callback], epochs=2)
 
     plain = fit(InTuneCallback("off"))
     first = InTuneCallback(run_dir=str(tmp_path), show_card=False, **OFTEN)
