@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.never_slower_kinds import KINDS, Kind, fit, kind_named
+from benchmarks.never_slower_fits import fit
+from benchmarks.never_slower_kinds import KINDS, Kind, kind_named
 from benchmarks.output import arguments, write
 
 __all__ = ["main", "pairs_of", "row_of"]

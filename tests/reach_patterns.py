@@ -116,6 +116,32 @@ class OwnGenerated(Own, Generated):
     pass
 
 
+class Transformed:
+    """PyTorch Geometric's DataLoaderIterator: what its NodeLoader wraps each iterator in."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Transformed:
+        return self
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self.iterator._reset(loader, first_iter)
+
+    def __len__(self) -> int:
+        return len(self.iterator)
+
+    def __next__(self) -> Any:
+        return next(self.iterator) * 2
+
+
+class OwnTransformed(Own):
+    """PyTorch Geometric's NeighborLoader, whose batches are made of nodes in the training process."""
+
+    def _get_iterator(self) -> Any:
+        return Transformed(super()._get_iterator())
+
+
 class Twice(DataLoader[torch.Tensor]):
     def __len__(self) -> int:
         return 2 * super().__len__()
@@ -259,10 +285,11 @@ PATTERNS: dict[str, Callable[..., Any]] = {
     "prepared, generated": lambda **options: Prepared(of_class(Generated)(**options)),
     "own": of_class(Own),
     "own, generated": of_class(OwnGenerated),
+    "own, transformed": of_class(OwnTransformed),
     "own attribute": owned,
     "stream": of_class(DataLoader, Stream),
     "stream, generated": of_class(Generated, Stream),
     "stream, own, generated": of_class(OwnGenerated, Stream),
     "stream, prepared": lambda **options: Prepared(of_class(DataLoader, Stream)(**options)),
 }
-WINDOW_ONLY = {name for name in PATTERNS if name.startswith(("own", "stream"))}
+WINDOW_ONLY = {name for name in PATTERNS if name.startswith("stream")}

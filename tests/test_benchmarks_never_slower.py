@@ -1,8 +1,9 @@
-"""`benchmarks.never_slower`: twelve kinds, pairs in turns, and verdicts that can be bad."""
+"""`benchmarks.never_slower`: kinds of cheap input, pairs in turns, and verdicts that can be bad."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 pytest.importorskip("lightning")
 
 from benchmarks import never_slower
-from benchmarks.never_slower_kinds import KINDS, fit, kind_named
+from benchmarks.never_slower_fits import fit
+from benchmarks.never_slower_kinds import KINDS, kind_named
 
 
-def test_there_are_twelve_kinds_under_both_frameworks() -> None:
-    assert len({kind.name for kind in KINDS}) == 12
-    assert {kind.framework for kind in KINDS} == {"lightning", "keras"}
+def test_every_loader_is_trained_on_in_every_way_it_can_be() -> None:
+    frameworks = Counter(kind.framework for kind in KINDS)
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
+    assert frameworks == {"lightning": 7, "keras": 5, "plain": 7, "transformers": 7}
     assert kind_named("numpy").name.startswith("numpy")
     with pytest.raises(ValueError, match="expected the beginning of one of"):
         kind_named("nothing of the kind")
@@ -42,8 +45,12 @@ def test_a_kind_is_judged_by_its_medians_and_by_its_worst_headline(pairs: list[d
     assert never_slower.row_of(KINDS[0], pairs)["kept"] is kept
 
 
-def test_a_fit_is_timed_by_a_clock_of_its_own() -> None:
-    kind = kind_named("presliced, 0")
+@pytest.mark.parametrize("name", ["presliced, 0", "plain: presliced, 0", "transformers: presliced, 0"])
+def test_a_fit_is_timed_by_a_clock_of_its_own(name: str) -> None:
+    if name.startswith("transformers"):
+        pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
+    kind = kind_named(name)
     fitted = fit(kind, "none", 20, 2)
     assert fitted.steps == 40 and fitted.report == {}
     # A step sleeps .2 ms, and then some.

@@ -151,7 +151,7 @@ def _live_loader(
     loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, live: bool, map_style: bool
 ) -> Found:
     from intune_callbacks.pipelines.torch_loader import MapLoader
-    from intune_callbacks.pipelines.torch_reach import has_own_iterator
+    from intune_callbacks.pipelines.torch_reach import keeps_states
     from intune_callbacks.pipelines.torch_window import WindowLoader
 
     if not live:
@@ -159,7 +159,7 @@ def _live_loader(
         remark = "" if map_style else f"was {loader.num_workers}; the samples' order follows the workers"
         watched = WatchedLoader(loader.num_workers, window, clock=clock, remark=remark)
         return Found(watched, "the DataLoader is only watched")
-    if map_style and not has_own_iterator(loader):
+    if map_style and not keeps_states(loader):
         if loader.num_workers == 0 and workers_kind is None:
             return Found(WatchedLoader(0, 1, clock=clock, when="user"), LEFT_ALONE)
         pipeline = MapLoader(loader, clock=clock, max_workers=max_workers, kind=workers_kind or "process")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psutil
@@ -100,7 +101,7 @@ class Engines:
 
     def stock(self) -> Any:
         """Return a new iterator of the loader's own, its start-up timed."""
-        return self._timed(self.loader)
+        return self.timed(partial(DataLoader._get_iterator, self.loader))
 
     def drawn(self) -> tuple[Iterator[Any], int, torch.Generator]:
         """Return sampler, base seed and the generator before it, drawn in the order in which a stock iterator does."""
@@ -126,7 +127,7 @@ class Engines:
         if self.loader.batch_sampler is not None:
             given["batch_sampler"] = ()
         vars(twin).update(vars(self.loader) | given)
-        iterator = self._timed(twin)
+        iterator = self.timed(partial(DataLoader._get_iterator, twin))
         iterator._index_sampler, iterator._sampler_iter = self.loader._index_sampler, sampler
         iterator._num_yielded = done
         if self.loader.num_workers:
@@ -135,9 +136,10 @@ class Engines:
             iterator._try_put_index()
         return iterator
 
-    def _timed(self, loader: DataLoader[Any]) -> Any:
+    def timed(self, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns, which starts the loader's own workers; the time that takes is noted."""
         begin_s = time.perf_counter()
-        iterator = DataLoader._get_iterator(loader)
+        iterator = make()
         self.stock_startup.add(self.own[0], time.perf_counter() - begin_s)
         return iterator
 

@@ -3,7 +3,8 @@
 Nothing is changed before other numbers than the user's are asked for: till then its own iterators deliver, timed.
 Then a running iterator is taken over: its batches in flight are delivered first, and ours continues from its sampler.
 Indices are drawn in the training thread as before. Where somebody else holds the running iterator, in a generator or
-as an attribute of the loader, it stays in its place and hands on what ours delivers.
+as an attribute of the loader, it stays in its place and hands on what ours delivers; so it is with each iterator of a
+loader that makes them in a way of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.utils.data.dataloader import (
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.torch_engine import WORKERS, Engines
 from intune_callbacks.pipelines.torch_iterator import LoaderIterator
-from intune_callbacks.pipelines.torch_reach import Seam, attributes, hidden_in, is_of
+from intune_callbacks.pipelines.torch_reach import Seam, attributes, has_own_iterator, hidden_in, is_of
 from intune_callbacks.pipelines.torch_stock import shown_by
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
@@ -54,6 +55,7 @@ class MapLoader:
         self._engines = Engines(loader, clock, kind)
         self._current: weakref.ref[LoaderIterator] | None = None
         self._seam = Seam(loader, self._get_iterator)
+        self._makes_its_own = has_own_iterator(loader)
         self._closed = False
 
     # -- taking over ---------------------------------------------------------------------------------------------
@@ -71,11 +73,15 @@ class MapLoader:
         """
         if self._closed:
             return iterator
-        loader = self._loader
         self.prepare()
+        self._current = None
+        return self._taken(iterator)
+
+    def _taken(self, iterator: Any) -> Any:
+        """Return what delivers instead of an iterator: that one itself, where ours stands behind one inside it."""
+        loader = self._loader
         found = hidden_in(iterator, loader, self._is_meant)
         ours = self._ours(found)
-        self._current = None
         if ours is None and found is not None:
             held = found is not iterator or any(
                 value is found for name, value in attributes(loader) if name != "_iterator"
@@ -89,10 +95,16 @@ class MapLoader:
                 loader._iterator = ours  # type: ignore[assignment]
         if ours is None:
             return iterator
-        self._current = weakref.ref(ours)
-        if not self._engines.is_stock:
-            self._apply(ours)  # another one may have had the numbers meanwhile
+        self._follow(ours)
         return iterator if found is not iterator or ours.is_behind else ours
+
+    def _follow(self, ours: LoaderIterator) -> None:
+        """Let the numbers be those of this iterator, unless somebody only validates on the loader in mid-epoch."""
+        running = self._iterator()
+        if running is None or running.has_ended:
+            self._current = weakref.ref(ours)
+            if ours.engine is None and not (self._engines.is_stock or self._closed):
+                self._apply(ours)  # wanted before, or by another thread meanwhile
 
     def _is_meant(self, value: object) -> bool:
         if type(value) not in STOCK:
@@ -106,15 +118,13 @@ class MapLoader:
 
     def _get_iterator(self) -> Any:
         """In place of the loader's own `_get_iterator`."""
+        if self._makes_its_own:
+            return self._taken(self._engines.timed(self._seam.stock))
         if self._engines.is_stock or self._closed:
             ours = LoaderIterator(self._engines, self._engines.stock())
         else:
             ours = LoaderIterator.begin(self._engines)
-        running = self._iterator()
-        if running is None or running.has_ended:  # else somebody validates on the loader in mid-epoch
-            self._current = weakref.ref(ours)
-            if ours.engine is None and not (self._engines.is_stock or self._closed):
-                self._apply(ours)  # another thread has set other numbers meanwhile
+        self._follow(ours)
         return ours
 
     def _apply(self, iterator: LoaderIterator) -> None:

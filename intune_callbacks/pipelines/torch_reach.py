@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-__all__ = ["Seam", "attributes", "has_own_iterator", "hidden_in", "is_loader", "is_of", "unwrapped"]
+__all__ = ["Seam", "attributes", "has_own_iterator", "hidden_in", "is_loader", "is_of", "keeps_states", "unwrapped"]
 
 WRAPPED, DEEPEST, LONGEST, MOST = 4, 8, 256, 4096
 """How many loaders are inside each other; how deep, in how long containers and among how many objects one looks."""
@@ -104,6 +104,11 @@ def has_own_iterator(loader: DataLoader[Any]) -> bool:
     """Return whether a loader makes its iterators in a way of its own."""
     own = vars(loader).get("_get_iterator")
     return type(loader)._get_iterator is not DataLoader._get_iterator or not (own is None or type(own) is Seam)
+
+
+def keeps_states(loader: DataLoader[Any]) -> bool:
+    """Return whether its iterators keep a state per worker, as those of StatefulDataLoader do."""
+    return has_own_iterator(loader) and hasattr(type(loader), "state_dict")
 
 
 def attributes(loader: DataLoader[Any]) -> list[tuple[str, Any]]:
