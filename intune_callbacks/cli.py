@@ -83,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     build_tf = commands.add_parser("build-tf", help="compile the tf.data operations now, not beside the first fit")
     build_tf.add_argument("--force", action="store_true", help="compile even if that has been done")
     build_tf.set_defaults(command=_build_tf)
+
+    complete = commands.add_parser("complete", help="print what makes a shell complete this command")
+    complete.add_argument("shell", choices=("bash", "zsh", "tcsh"), help='eval "$(intune complete bash)"')
+    complete.set_defaults(command=_complete)
     return parser
 
 
@@ -170,6 +174,15 @@ def _build_tf(options: argparse.Namespace) -> int:
     from intune_callbacks.pipelines import tf_build
 
     print(tf_build.build(force=options.force))
+    return 0
+
+
+def _complete(options: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError:
+        raise MissingPackage("shtab", "report") from None
+    print(shtab.complete(_parser(), options.shell))
     return 0
 
 

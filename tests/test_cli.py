@@ -119,6 +119,24 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert __version__ in capsys.readouterr().out
 
 
+def test_a_shell_is_told_what_to_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert cli.main(["complete", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert "complete -o" in script and "doctor" in script and "--warm" not in script
+    told = 'source /dev/stdin; COMP_WORDS=(intune do); COMP_CWORD=1; _shtab_intune; echo "${COMPREPLY[@]}"'
+    ended = subprocess.run(["bash", "-c", told], input=script, capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout.split() == ["doctor"]
+
+
+def test_without_what_writes_completions_the_error_is_the_line_to_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["complete", "zsh"]) == 2
+    assert install_line("report") in capsys.readouterr().err
+
+
 def test_interrupt_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(name: str) -> Path:
         raise KeyboardInterrupt
