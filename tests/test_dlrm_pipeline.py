@@ -305,3 +305,11 @@ def test_the_kernel_can_be_chosen(files: list[Path], kernel: str) -> None:
     assert same(epoch(loader(files, kernel=kernel)), epoch(loader(files)))
     with pytest.raises(ConfigError, match="did you mean 'numba'"):
         loader(files, kernel="nubma")
+
+
+def test_an_iterator_nobody_reads_takes_nothing_from_the_next(files: list[Path]) -> None:
+    """Lightning makes one to see whether it can; torchdata waits half a second for its threads, a read takes more."""
+    slow = loader(files, read_latency_ms=800.0, block_bytes=1 << 20, drop_last=False)
+    iter(slow)
+    found = identities(epoch(slow))
+    assert sorted(found) == sorted(identities(epoch(loader(files, drop_last=False))))

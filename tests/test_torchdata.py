@@ -248,3 +248,45 @@ def test_the_model_computes_on_as_many_threads_as_with_the_stock_mapper() -> Non
         for name in ("stock", "ours")
     }
     assert said["ours"] == said["stock"]
+
+
+class Held(tn.BaseNode):
+    """The numbers, each epoch anew; the first one ever asked for comes only when it is let go."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count, self.number = count, 0
+        self.is_asked, self.is_free = threading.Event(), threading.Event()
+
+    def reset(self, initial_state=None) -> None:
+        super().reset(initial_state)
+        self.number = initial_state["number"] if initial_state else 0
+
+    def next(self) -> int:
+        self.is_asked.set()
+        assert self.is_free.wait(30)
+        if self.number == self.count:
+            raise StopIteration
+        self.number += 1
+        return self.number - 1
+
+    def get_state(self):
+        return {"number": self.number}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda held: tn.ParallelMapper(held, lambda x: x, 1), lambda held: tn.Prefetcher(held, 2)]
+)
+def test_a_stock_reader_in_a_slow_read_is_waited_for(make) -> None:
+    """Lightning makes an iterator only to see whether it can; torchdata waits half a second for its threads."""
+    held = Held(20)
+    loader = tn.Loader(make(held))
+    snapshot = threading.Thread(target=iter, args=(loader,), daemon=True)
+    snapshot.start()
+    assert held.is_asked.wait(30)
+    snapshot.join(30)
+    pipeline = find(loader).pipeline
+    pipeline.prepare()
+    threading.Timer(1.5, held.is_free.set).start()
+    assert list(iter(loader)) == list(range(20))
+    pipeline.close()

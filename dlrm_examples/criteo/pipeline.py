@@ -8,7 +8,7 @@ exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torchdata.nodes import BaseNode, Loader, ParallelMapper, Prefetcher
 
 from dlrm_examples.criteo.reading import Reading
 from dlrm_examples.criteo.stages import Batch, Batcher, Parse, Read, References, Shuffle, collate
+from intune_callbacks.pipelines.torchdata_nodes import end_engines
 
 __all__ = ["STAGES", "CriteoLoader", "build"]
 
@@ -36,6 +37,14 @@ class CriteoLoader(Loader[Batch]):  # type: ignore[misc]
     ) -> None:
         super().__init__(root)
         self._count, self._batcher = batches, batcher
+
+    def __iter__(self) -> Iterator[Batch]:
+        # Lightning makes an iterator only to see whether it can: a thread of it, in a slow read, would take a block
+        # from the next.
+        if not self._iter_for_state_dict:
+            end_engines(self.root)
+        iterator: Iterator[Batch] = super().__iter__()
+        return iterator
 
     @property
     def skipped_rows(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,10 +20,12 @@ from intune_callbacks.pipelines.torch_workers import SeededMap, Start, carry_ten
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock, Stage, StageStats
 
-__all__ = ["NodeIterator", "NodeStage", "engine_of", "function_name", "walk"]
+__all__ = ["NodeIterator", "NodeStage", "end_engines", "engine_of", "function_name", "walk"]
 
 # As in `torch_loader`.
 MAX_WINDOW = 4096
+# A choice: an item that takes longer is not waited for.
+JOIN_S = 10.0
 
 
 def walk(node: BaseNode[Any], _seen: set[int] | None = None) -> Iterator[BaseNode[Any]]:
@@ -145,10 +148,7 @@ class NodeStage:
 
     def install(self) -> None:
         """Make the node's next `reset()` start our engine."""
-        if self.mapper:
-            self.node._parallel_reset = self._start
-        else:
-            self.node.reset = self._reset_prefetcher
+        self.node.reset = self._reset
 
     def watch(self) -> None:
         """Time the map function where it runs; the stock implementation stays."""
@@ -157,25 +157,17 @@ class NodeStage:
 
     def uninstall(self) -> None:
         """Undo `install` or `watch`, from the next `reset()` on."""
-        self.node.__dict__.pop("_parallel_reset" if self.mapper else "reset", None)
+        self.node.__dict__.pop("reset", None)
         if self.mapper and isinstance(self.node.map_fn, _Timed):
             self.node.map_fn = self.node.map_fn.fn
 
-    def _reset_prefetcher(self, initial_state: dict[str, Any] | None = None) -> None:
+    def _reset(self, initial_state: dict[str, Any] | None = None) -> None:
         BaseNode.reset(self.node, initial_state)
-        stock = self.node._it
-        if stock is not None:
-            stock._shutdown()
+        end_engines(self.node)
+        self.node._it = None
         self.node._it = self._start(initial_state)
 
     def _start(self, initial_state: dict[str, Any] | None) -> Any:
-        # Every old engine at or below this node ends before its source is reset: two engines pulling one source
-        # would lose items. All are told first, so that none waits for one that already stopped.
-        engines = [e for e in (engine_of(node) for node in walk(self.node)) if e is not None]
-        for engine in engines:
-            engine.abort()
-        for engine in reversed(engines):
-            engine.close()
         if initial_state is None:
             self.source.reset()
             initial_state = {"snapshot": self.source.state_dict(), "steps_since_snapshot": 0}
@@ -187,18 +179,11 @@ class NodeStage:
             # What ours has pulled meanwhile is not lost: the stock one puts the source back to where it was.
             self.why_not = f"{type(error).__name__}: {error}"
             self.workers, self.window = self._own
-            return self._stock(initial_state)
+            type(self.node).reset(self.node, initial_state)
+            return self.node._it
         iterator = NodeIterator(engine, initial_state)
         self._running = weakref.ref(iterator)
         return iterator
-
-    def _stock(self, state: dict[str, Any]) -> Any:
-        node = self.node
-        if self.mapper:
-            return type(node)._parallel_reset(node, state)
-        node._it = None
-        type(node).reset(node, state)
-        return node._it
 
     def engine(self, snapshot: Callable[[], Any]) -> ElasticMap[Any]:
         process = self.mapper and self.node.method == "process"
@@ -253,6 +238,31 @@ class NodeStage:
     def stats(self) -> StageStats:
         engine = self.running()
         return engine.stats() if engine is not None else self.counters.reading(0, self.window)
+
+
+def end_engines(root: BaseNode[Any]) -> None:
+    """End the engines at and below a node, ours and stock ones, before its source is reset.
+
+    Two that pull from one source would lose items, and a stock node does not wait for a slow one: half a second only.
+
+    Args:
+        root: the last node of a graph, or of a part of it.
+    """
+    nodes = list(walk(root))
+    engines = [e for e in (engine_of(node) for node in nodes) if e is not None]
+    # All are told first, so that none waits for one that already stopped.
+    for engine in engines:
+        engine.abort()
+    for engine in reversed(engines):
+        engine.close()
+    until_s = time.monotonic() + JOIN_S
+    for node in nodes:
+        iterator = vars(node).get("_it")
+        if engine_of(node) is None and hasattr(iterator, "_shutdown"):
+            iterator._shutdown()
+            reader = getattr(iterator, "_read_thread", None) or getattr(iterator, "_thread", None)
+            if reader is not None and reader is not threading.current_thread():
+                reader.join(max(0.0, until_s - time.monotonic()))
 
 
 def engine_of(node: Any) -> ElasticMap[Any] | None:
