@@ -133,7 +133,7 @@ def test_another_keras_keeps_its_iterator(module: str, names: tuple[str, ...], i
     assert (iterator is not None) == is_found
 
 
-# -- what is said of versions ---------------------------------------------------------------------------------------------
+# -- what is said of versions ------------------------------------------------------------------------------------------
 
 
 def project() -> dict[str, Any]:
