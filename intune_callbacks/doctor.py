@@ -136,7 +136,9 @@ def _installed(name: str, versions: Mapping[str, str], brings: str, oldest: str)
     if not old:
         return Finding(name, "ok", told)
     remedy = "python -m pip install " + " ".join(f"'{package}>={oldest}'" for package in old)
-    return Finding(name, "limited", f"{told}; {', '.join(old)} is too old, {oldest} is the oldest tested", remedy)
+    return Finding(
+        name, "limited", f"{told}; {', '.join(old)} is too old, {oldest} is the oldest that is supported", remedy
+    )
 
 
 def _numbers(given: str) -> tuple[int, ...]:

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import recipes
 from intune_callbacks.config import MODES
+
+from . import names, needs, source, summary
 
 __all__ = ["add"]
 
@@ -66,44 +67,44 @@ def _add_plan(commands: Any) -> None:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    width, wide = (max(len(word(name)) for name in recipes.names()) for word in (str, recipes.needs))
-    for name in recipes.names():
-        print(f"{name:<{width}}  {recipes.needs(name):<{wide}}  {recipes.summary(name)}")
+    width, wide = (max(len(word(name)) for name in names()) for word in (str, needs))
+    for name in names():
+        print(f"{name:<{width}}  {needs(name):<{wide}}  {summary(name)}")
     print("\n[...] is the extra that a recipe needs, as in: python -m pip install '.[dlrm]'     in a clone")
     return 0
 
 
 def _cp(options: argparse.Namespace) -> int:
-    source = recipes.source(options.name)
+    recipe = source(options.name)
     if options.file.exists() and not options.force:
         print(f"intune: {options.file} exists; give --force to overwrite it", file=sys.stderr)
         return 1
-    shutil.copyfile(source, options.file)
+    shutil.copyfile(recipe, options.file)
     print(f"copied to {options.file}; run it with: intune run {options.file}")
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
-    from recipes import config
+    from . import config
 
-    resolved = config.load(recipes.source(options.name), [*options.words, *_mode(options)])
+    resolved = config.load(source(options.name), [*options.words, *_mode(options)])
     if options.dry_run:
-        mode, source = resolved.mode
-        print(f"# intune.mode in force: {mode} (from {source})")
+        mode, where = resolved.mode
+        print(f"# intune.mode in force: {mode} (from {where})")
         print(config.dump(resolved.config), end="")
         return 0
-    from recipes import runner
+    from . import runner
 
     runner.run(resolved)
     return 0
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from recipes import config, demo
+    from . import config, demo
 
     named = bool(options.words) and "=" not in options.words[0]
     name, overrides = (options.words[0], options.words[1:]) if named else (DEMO, options.words)
-    demo.run(config.load(recipes.source(name), [*demo.DEFAULTS, *overrides, *_mode(options)]))
+    demo.run(config.load(source(name), [*demo.DEFAULTS, *overrides, *_mode(options)]))
     return 0
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from intune_callbacks.config import nearest, number_problem, resolve_mode, sourced
 from intune_callbacks.errors import ConfigError, MissingPackage
-from recipes.schema import Config, Model, Pipeline, Trainer
+
+from .schema import Config, Model, Pipeline, Trainer
 
 __all__ = ["Config", "Model", "Pipeline", "Resolved", "Trainer", "dump", "load"]
 

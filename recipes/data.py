@@ -8,7 +8,8 @@ from pathlib import Path
 from dlrm_examples.criteo.reading import Reading
 from dlrm_examples.generate import generate
 from intune_callbacks.errors import ConfigError
-from recipes.schema import Config
+
+from .schema import Config
 
 __all__ = ["files", "reading"]
 

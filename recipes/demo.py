@@ -8,9 +8,10 @@ from intune_callbacks.record.report import Report, Side, write_report
 from intune_callbacks.show.card import show
 from intune_callbacks.show.page.commands import at_the_end
 from intune_callbacks.words import amount, percent
-from recipes import runner
-from recipes.config import Resolved
-from recipes.results import result_table
+
+from . import runner
+from .config import Resolved
+from .results import result_table
 
 __all__ = ["DEFAULTS", "compare", "run"]
 

@@ -23,10 +23,11 @@ except ImportError as error:
 from dlrm_examples.criteo.pipeline_tf import STAGES, build
 from dlrm_examples.models.metrics import evaluate
 from intune_callbacks.keras import InTuneCallback
-from recipes.data import reading
-from recipes.keras_runner import fit_model, predicted
-from recipes.results import Fitted
-from recipes.schema import Config
+
+from .data import reading
+from .keras_runner import fit_model, predicted
+from .results import Fitted
+from .schema import Config
 
 __all__ = ["InTuneCallback", "fit"]
 

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from intune_callbacks.errors import BuildFailed, MissingPackage
-from recipes.data import reading
-from recipes.results import Fitted
-from recipes.schema import Config
+
+from .data import reading
+from .results import Fitted
+from .schema import Config
 
 try:
     import keras
@@ -29,7 +30,8 @@ from dlrm_examples.models.metrics import evaluate
 from dlrm_examples.models.optimizers_keras import optimizer_for
 from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.pipelines import tf_build
-from recipes.stopwatch_keras import Curve, Recorded, timed
+
+from .stopwatch_keras import Curve, Recorded, timed
 
 __all__ = ["InTuneCallback", "fit", "fit_model", "predicted"]
 

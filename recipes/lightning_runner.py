@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from intune_callbacks.errors import MissingPackage
-from recipes.data import reading
-from recipes.results import Fitted
-from recipes.schema import Config
+
+from .data import reading
+from .results import Fitted
+from .schema import Config
 
 try:
     import pytorch_lightning as pl
@@ -23,7 +24,8 @@ except ImportError:
 from dlrm_examples.criteo import pipeline, shards
 from dlrm_examples.models.lightning_module import DLRMModule
 from intune_callbacks.lightning import InTuneCallback
-from recipes.stopwatch_lightning import Curve, FetchClock
+
+from .stopwatch_lightning import Curve, FetchClock
 
 __all__ = ["InTuneCallback", "fit"]
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.measure.resources import MachineProbe
-from recipes.schema import Config
+
+from .schema import Config
 
 __all__ = ["check_memory", "tables_bytes"]
 

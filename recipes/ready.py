@@ -11,8 +11,9 @@ from dlrm_examples.criteo.formats import Reader, parse_selected, scan
 from dlrm_examples.criteo.tsv import Rows
 from intune_callbacks.errors import BadData, ConfigError
 from intune_callbacks.record.files import unwritable
-from recipes.data import files
-from recipes.schema import Config
+
+from .data import files
+from .schema import Config
 
 __all__ = ["check_ready"]
 

@@ -12,8 +12,9 @@ from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.report import Memory, Report, Side, StageRow
 from intune_callbacks.types import Observation, Stage
 from intune_callbacks.words import amount, four_digits, number
-from recipes.schema import Config
-from recipes.stopwatch import Marks
+
+from .schema import Config
+from .stopwatch import Marks
 
 __all__ = ["Fitted", "Outcome", "observed", "result_table", "tested", "untuned"]
 

@@ -12,10 +12,11 @@ from dlrm_examples.hybrid.ranks import run_ranks
 from intune_callbacks.record.report import Report, write_report
 from intune_callbacks.show.card import show
 from intune_callbacks.show.page.commands import at_the_end
-from recipes.config import Config, Resolved
-from recipes.memory_check import check_memory
-from recipes.ready import check_ready
-from recipes.results import Fitted, Outcome, observed, result_table, tested, untuned
+
+from .config import Config, Resolved
+from .memory_check import check_memory
+from .ready import check_ready
+from .results import Fitted, Outcome, observed, result_table, tested, untuned
 
 __all__ = ["Outcome", "callback_options", "run", "train"]
 
@@ -91,16 +92,16 @@ def _framework(config: Config) -> ModuleType:
         # Before torch is imported, which is when it looks; Lightning leaves the number alone where this is set.
         os.environ["OMP_NUM_THREADS"] = str(threads)
     if config.framework == "lightning":
-        from recipes import lightning_runner
+        from . import lightning_runner
 
         return lightning_runner
     # TensorFlow announces on stderr, at import, for which CPU it was built.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if hybrid:
         os.environ["KERAS_BACKEND"] = "torch"
-        from recipes import hybrid_keras_runner
+        from . import hybrid_keras_runner
 
         return hybrid_keras_runner
-    from recipes import keras_runner
+    from . import keras_runner
 
     return keras_runner

@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras import ops
 
 from dlrm_examples.models.dlrm_keras import DLRM
-from recipes.stopwatch import Marks
+
+from .stopwatch import Marks
 
 __all__ = ["Curve", "Recorded", "timed"]
 

@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.profilers import Profiler
 
-from recipes.stopwatch import Marks
+from .stopwatch import Marks
 
 __all__ = ["Curve", "FetchClock"]
 

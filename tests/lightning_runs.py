@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import random
 import threading
@@ -19,6 +20,8 @@ from intune_callbacks.pipelines.base import Combined
 
 NAMESPACES = {"pytorch_lightning": pytorch_lightning, "lightning.pytorch": lightning.pytorch}
 ROWS, BATCH = 96, 4
+# Argument of `fit`, since Lightning 2.6; before, it is torch's own default that holds.
+SAFE = {"weights_only": True} if "weights_only" in inspect.signature(pytorch_lightning.Trainer.fit).parameters else {}
 
 
 class Rows(Dataset[torch.Tensor]):

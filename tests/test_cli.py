@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import recipes
+from dlrm_examples import recipes
 from intune_callbacks import __version__, cli
 from intune_callbacks.installing import install_line
 
@@ -141,7 +141,7 @@ def test_interrupt_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: p
     def interrupted(name: str) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recipes, "source", interrupted)
+    monkeypatch.setattr("dlrm_examples.recipes.commands.source", interrupted)
     assert cli.main(["run", "dlrm-lightning"]) == 130
     assert "interrupted" in capsys.readouterr().err
 

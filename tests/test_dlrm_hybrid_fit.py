@@ -17,7 +17,7 @@ pl = pytest.importorskip("pytorch_lightning")
 if importlib.util.find_spec("torchrec") is None:  # imported by the ranks only
     pytest.skip("torchrec is not installed", allow_module_level=True)
 
-import recipes  # noqa: E402
+from dlrm_examples import recipes  # noqa: E402
 from dlrm_examples.convert import convert  # noqa: E402
 from dlrm_examples.criteo import pipeline  # noqa: E402
 from dlrm_examples.criteo.reading import Reading  # noqa: E402
@@ -25,9 +25,9 @@ from dlrm_examples.generate import generate  # noqa: E402
 from dlrm_examples.models.dlrm_torch import DLRM, DLRMConfig  # noqa: E402
 from dlrm_examples.models.lightning_module import DLRMModule  # noqa: E402
 from dlrm_examples.models.metrics import evaluate  # noqa: E402
-from recipes import runner  # noqa: E402
-from recipes.config import Config, load  # noqa: E402
-from recipes.data import files  # noqa: E402
+from dlrm_examples.recipes import runner  # noqa: E402
+from dlrm_examples.recipes.config import Config, load  # noqa: E402
+from dlrm_examples.recipes.data import files  # noqa: E402
 from tests.hybrid_runs import ROUNDING, near_a_kink  # noqa: E402
 
 ROOT = Path(__file__).parent.parent

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import recipes
+from dlrm_examples import recipes
 from intune_callbacks import cli
 from tests.docs_pages import PAGES, ROOT, inline, lines, text_of
 

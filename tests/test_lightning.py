@@ -427,7 +427,7 @@ def test_the_state_survives_a_checkpoint(namespace: Any, tmp_path: Path) -> None
     torch.save(tuned, tmp_path / "tuned.ckpt")
     second = InTuneCallback(show_card=False, policy="even", cpus=8.0, decide_every_s=3600.0)
     trainer = runs.make_trainer(namespace, second, max_epochs=2)
-    trainer.fit(runs.make_model(namespace), runs.graph(), ckpt_path=tmp_path / "tuned.ckpt", weights_only=True)
+    trainer.fit(runs.make_model(namespace), runs.graph(), ckpt_path=tmp_path / "tuned.ckpt", **runs.SAFE)
     current = {stage["name"]: stage["current"] for stage in second.report["stages"]}
     assert (current["as_row"], current["stack"]) == (2, 2)  # it was made with 2 and 1
     with pytest.raises(RuntimeError, match="more than one stateful callback"):

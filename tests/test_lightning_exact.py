@@ -197,5 +197,5 @@ def test_a_fit_resumed_inside_an_epoch_continues_exactly(name: str, after: str, 
     torch.manual_seed(0)
     callbacks = [InTuneCallback(**EACH)] if after == "with" else []
     trainer = runs.make_trainer(namespace, *callbacks, max_epochs=1)
-    trainer.fit(model, make(), ckpt_path=tmp_path / "at10.ckpt", weights_only=True)
+    trainer.fit(model, make(), ckpt_path=tmp_path / "at10.ckpt", **runs.SAFE)
     assert model.seen == whole[10 : runs.ROWS // runs.BATCH]

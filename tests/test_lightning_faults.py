@@ -130,10 +130,11 @@ def test_keyboard_interrupt_closes_everything() -> None:
     trainer = runs.make_trainer(LIGHTNING, callback)
     stock = signal.getsignal(signal.SIGINT)
     try:
-        with pytest.raises(SystemExit):  # how Lightning ends after Ctrl+C
+        with contextlib.suppress(SystemExit):  # how Lightning ends after Ctrl+C, since 2.4
             trainer.fit(runs.make_model(LIGHTNING, training_step=training_step), runs.shuffled(num_workers=2))
     finally:
         signal.signal(signal.SIGINT, stock)
+    assert trainer.state.status == "interrupted"
     assert callback.report["steps"] > 5
     assert not {"_on_before_fetch", "_on_after_fetch"} & set(vars(trainer.fit_loop.epoch_loop))
 
@@ -213,7 +214,7 @@ def test_a_checkpoint_of_a_failing_fit_still_resumes_exactly(tmp_path: Path) -> 
         model = runs.make_model(LIGHTNING, training_step=training_step)
         path = tmp_path / "failed.ckpt" if resumed else None
         with contextlib.nullcontext() if resumed else pytest.raises(Planted):
-            trainer.fit(model, runs.graph(length=True), ckpt_path=path, weights_only=True if resumed else None)
+            trainer.fit(model, runs.graph(length=True), ckpt_path=path, **runs.SAFE if resumed else {})
         seen += model.seen
     rows = [row for batch in seen for row in batch[::2]]
     missed = [float(row) for row in range(9 * runs.BATCH, 10 * runs.BATCH)]  # fetched, its step failed

@@ -32,8 +32,11 @@ TRIED = {
         "from dlrm_examples.convert import convert; convert(__import__('os').devnull, '.', 'zstd')",
         "criteo",
     ),
-    ("yaml",): ("import recipes; from recipes import config; config.load(recipes.source('dlrm-keras'))", "dlrm"),
-    ("keras", "tensorflow"): ("import recipes.keras_runner", "dlrm-keras"),
+    ("yaml",): (
+        "from dlrm_examples.recipes import config, source; config.load(source('dlrm-keras'))",
+        "dlrm",
+    ),
+    ("keras", "tensorflow"): ("import dlrm_examples.recipes.keras_runner", "dlrm-keras"),
     ("plotly",): ("from intune_callbacks.show.page.html import check_packages; check_packages()", "report"),
     ("jinja2",): ("from intune_callbacks.show.page.html import check_packages; check_packages()", "report"),
 }

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import recipes
+from dlrm_examples import recipes
 from intune_callbacks.config import MODES, TunerConfig
 from intune_callbacks.errors import ConfigError
 
 pytest.importorskip("yaml")
 
-from recipes.config import Config, Model, dump, load
+from dlrm_examples.recipes.config import Config, Model, dump, load
 
 DLRM = recipes.source("dlrm-lightning")
 

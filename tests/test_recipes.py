@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-import recipes
+from dlrm_examples import recipes
 from intune_callbacks import cli
 from intune_callbacks.errors import ConfigError
 
 pytest.importorskip("yaml")
 
-from recipes import data, demo, runner
-from recipes.config import Config, Resolved, load
+from dlrm_examples.recipes import data, demo, runner
+from dlrm_examples.recipes.config import Config, Resolved, load
 from tests.dlrm_rows import ROOT
 
 PACKAGES = {"lightning": ("pytorch_lightning", "torchdata"), "keras": ("keras", "tensorflow")}
@@ -109,7 +109,7 @@ def test_off_never_builds_the_callback(framework: str, tmp_path: Path, monkeypat
     def forbidden(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("mode off must leave no trace")
 
-    monkeypatch.setattr(f"recipes.{framework}_runner.InTuneCallback", forbidden)
+    monkeypatch.setattr(f"dlrm_examples.recipes.{framework}_runner.InTuneCallback", forbidden)
     config = small(framework, tmp_path, "trainer.max_steps=8").config
     assert len(runner.train(config, "off", "test").losses) == 8
     assert not (config.run_dir / "history.jsonl").exists()

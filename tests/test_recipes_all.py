@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-import recipes
+from dlrm_examples import recipes
 from intune_callbacks import cli
 from intune_callbacks.errors import ConfigError
 
 pytest.importorskip("yaml")
 
-from recipes import runner
-from recipes.config import Config, Model, Resolved, Trainer, load
-from recipes.memory_check import check_memory, tables_bytes
+from dlrm_examples.recipes import runner
+from dlrm_examples.recipes.config import Config, Model, Resolved, Trainer, load
+from dlrm_examples.recipes.memory_check import check_memory, tables_bytes
 
 FILES = Path(recipes.__file__).parent.rglob("*.yaml")
 NAMES = sorted(file.relative_to(recipes.CONFIGS).with_suffix("").as_posix() for file in FILES)

@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("yaml")
 
-import recipes
+from dlrm_examples import recipes
 from dlrm_examples.criteo.tsv import BadRow
 from dlrm_examples.generate import generate
+from dlrm_examples.recipes import runner
+from dlrm_examples.recipes.config import load
 from intune_callbacks.errors import ConfigError
-from recipes import runner
-from recipes.config import load
 
 BAD = 7
 FRAMEWORKS = {"dlrm-lightning": ("pytorch_lightning", "torchdata"), "dlrm-keras": ("keras", "tensorflow")}

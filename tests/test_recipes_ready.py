@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("yaml")
 
-import recipes
+from dlrm_examples import recipes
 from dlrm_examples.generate import generate
+from dlrm_examples.recipes import ready, results, runner
+from dlrm_examples.recipes.config import Config, load
 from intune_callbacks import cli
 from intune_callbacks.errors import BadData, ConfigError
-from recipes import ready, results, runner
-from recipes.config import Config, load
 
 
 @pytest.fixture(scope="module")

@@ -129,8 +129,8 @@ def test_the_card_has_a_line_of_it() -> None:
 
 def test_a_recipe_has_the_key(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
-    from recipes.config import load
-    from recipes.runner import callback_options
+    from dlrm_examples.recipes.config import load
+    from dlrm_examples.recipes.runner import callback_options
 
     file = tmp_path / "recipe.yaml"
     file.write_text("intune: {warm_start: runs/x}\n")

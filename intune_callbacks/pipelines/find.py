@@ -104,13 +104,21 @@ def _is(value: object, module: str, name: str) -> bool:
 
 
 def _dataset(dataset: Any, clock: Clock, max_workers: int | None, live: bool, wait: bool) -> Found:
-    from intune_callbacks.pipelines.tfdata import DatasetPipeline
-
+    try:
+        from intune_callbacks.pipelines.tfdata import DatasetPipeline
+    except ImportError as error:
+        return Found(
+            None, f"this version of TensorFlow lacks what a tf.data pipeline is tuned by, so nothing is: {error}"
+        )
     pipeline = DatasetPipeline(dataset, clock=clock, max_workers=max_workers, live=live, wait=wait)
     return Found(pipeline if pipeline.stages() or not wait else None, pipeline.why, pipeline.hints)
 
 
 def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) -> Found:
+    from intune_callbacks.pipelines.torch_private import why_no_graph
+
+    if why := why_no_graph():
+        return Found(None, why)
     from intune_callbacks.pipelines.torchdata import NodeGraph
 
     graph = NodeGraph(loader, clock=clock, max_workers=max_workers, live=live)
@@ -124,12 +132,16 @@ def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) 
 
 
 def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, live: bool) -> Found:
-    from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
+    from torch.utils import data
 
-    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+    from intune_callbacks.pipelines.torch_private import why_no_loader
+
+    if why := why_no_loader():
+        return Found(None, why)
+    if isinstance(loader.dataset, (data.IterDataPipe, data.MapDataPipe)):
         why = "datapipes shard themselves by worker; use a map-style Dataset or torchdata.nodes"
         return Found(None, why, _loader_hints(loader, is_iterable=True))
-    map_style = not isinstance(loader.dataset, IterableDataset)
+    map_style = not isinstance(loader.dataset, data.IterableDataset)
     found = _live_loader(loader, clock, max_workers, workers_kind, live, map_style)
     return replace(found, hints=(*found.hints, *_loader_hints(loader, is_iterable=not map_style)))
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import DataLoader, dataloader
 
 __all__ = ["Seam", "attributes", "has_own_iterator", "hidden_in", "is_loader", "is_of", "keeps_states", "unwrapped"]
 
@@ -17,6 +16,8 @@ WRAPPED, DEEPEST, LONGEST, MOST = 4, 8, 256, 4096
 """How many loaders are inside each other; how deep, in how long containers and among how many objects one looks."""
 
 _MISSING = object()
+# Without it there is no iterator to be found: `torch_private` says so.
+_STOCK: Any = getattr(dataloader, "_BaseDataLoaderIter", ())
 
 
 def is_loader(value: object) -> bool:
@@ -121,7 +122,7 @@ def attributes(loader: DataLoader[Any]) -> list[tuple[str, Any]]:
 def is_of(loader: DataLoader[Any], iterator: object) -> bool:
     """Return whether this is an iterator of torch's that draws from the dataset and the sampler of `loader`."""
     return (
-        issubclass(type(iterator), _BaseDataLoaderIter)
+        issubclass(type(iterator), _STOCK)
         and getattr(iterator, "_dataset", None) is loader.dataset
         and getattr(iterator, "_index_sampler", None) is loader._index_sampler
     )
@@ -165,7 +166,7 @@ def _parts(value: object, loader: DataLoader[Any]) -> Iterator[object]:
         holds = len(value) <= LONGEST and not (kind is dict and "__builtins__" in value)  # type: ignore[arg-type, operator]
     else:
         holds = value is loader or kind is FrameType or hasattr(kind, "__next__")
-    if holds and not issubclass(kind, _BaseDataLoaderIter):
+    if holds and not issubclass(kind, _STOCK):
         for part in gc.get_referents(value):
             # A frame also refers to the names around it, and to who called it.
             if kind is not FrameType or type(part) not in (dict, FrameType):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.torch_private import RUNNING
 from intune_callbacks.pipelines.torch_reach import Seam, hidden_in, is_of
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
@@ -70,7 +71,7 @@ class WindowLoader:
         return iterator
 
     def _is_meant(self, value: object) -> bool:
-        return is_of(self._loader, value)
+        return is_of(self._loader, value) and all(hasattr(value, name) for name in RUNNING)
 
     def _take(self, iterator: Any) -> None:
         self._running = weakref.ref(iterator)

@@ -27,7 +27,10 @@ def from_fit(frame: FrameType | None) -> tuple[Any, Any]:
     while frame is not None:
         found = frame.f_locals.get("epoch_iterator")
         if found is not None and hasattr(found, "data_adapter") and callable(getattr(found, "_get_iterator", None)):
-            return found, frame.f_locals.get("callbacks")
+            # On TensorFlow the step is compiled: where its dataset is not to be found, its iterator is left alone, too.
+            on_tensorflow = ".tensorflow." in type(found).__module__
+            known = not on_tensorflow or hasattr(found, "_distributed_dataset")
+            return (found if known else None), frame.f_locals.get("callbacks")
         frame = frame.f_back
     return None, None
 

@@ -37,12 +37,15 @@ def exchange(report: Report, rank: int, world: int, wait_s: float = WAIT_S) -> d
         wait_s: most seconds rank 0 waits for the others.
 
     Returns:
-        None on other ranks, without a process group, and if not all ranks have told theirs in time.
+        None on other ranks, without a process group or its store, and if not all ranks have told theirs in time.
     """
     distributed = sys.modules.get("torch.distributed")
     if world < 2 or distributed is None or not distributed.is_initialized():
         return None
-    store = distributed.distributed_c10d._get_default_store()
+    store_of = getattr(distributed.distributed_c10d, "_get_default_store", None)
+    if store_of is None:
+        return None
+    store = store_of()
     number = next(_exchanges)
     keys = [f"intune_callbacks/{number}/{other}" for other in range(world)]
     store.set(keys[rank], json.dumps(_figures(report)))
