@@ -67,7 +67,7 @@ def advice(seen: Measured | None, known: Evidence = NONE) -> Advice:
     """Return the best predicted numbers, with what may be promised of them."""
     if seen is None or seen.verdict == "too short":
         return Advice()
-    return advise(seen, _most(seen, known), share=known.share)
+    return advise(seen, _most(seen, known), share=known.share, may_persist=known.may_persist)
 
 
 def _limit(seen: Measured, known: Evidence) -> Cause | None:
@@ -202,7 +202,7 @@ def _cpus(seen: Measured) -> str:
 
 def _startup(seen: Measured, known: Evidence) -> Cause | None:
     started = [s for s in seen.workers if s.startup_s > 0.0 and s.current]
-    if not started or not seen.seam_s:
+    if not started or not seen.seam_s or not known.may_persist:
         return None
     persistent = tuple(stage.name for stage in started)
     gain = promised(step_s(seen) / step_s(seen, persistent=persistent), known.share)

@@ -64,6 +64,11 @@ class Evidence:
         wall_s, paused_s = self.whole.get("wall_s"), self.whole.get("paused_s")
         return min(1.0, max(0.0, 1.0 - (paused_s or 0.0) / wall_s)) if wall_s else 1.0
 
+    @property
+    def may_persist(self) -> bool:
+        """Whether workers had better live on: not where they start only once, nor where fewer of them are enough."""
+        return self.whole.get("epochs") != 1 and not any(h.kind == "shards" and h.line for h in self.hints)
+
     def hint(self, kind: str, stage: str = "") -> Hint | None:
         """Return the first hint of a kind that is about a stage or about the whole pipeline."""
         return next((h for h in self.hints if h.kind == kind and h.stage in ("", stage)), None)

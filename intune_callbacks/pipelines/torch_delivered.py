@@ -18,7 +18,10 @@ UNEVEN_FRAC = 0.2
 input-bound, see `measure.verdict`; at the end of any epoch the last batches are made by fewer."""
 UNEVEN_BATCHES = 2
 """From this difference in batches on. Equal shards differ by one batch, which is much of a short epoch."""
-READ = ("_workers_status", "_task_info", "_send_idx", "_rcvd_idx", "_num_yielded", "_dataset_kind")
+READ = (
+    *("_workers_status", "_task_info", "_send_idx", "_rcvd_idx", "_num_yielded"),
+    *("_dataset_kind", "_prefetch_factor"),
+)
 ITERABLE = 1
 """`_DatasetKind.Iterable`. Torch is not imported here: loaders are also watched where it is not there."""
 
@@ -96,11 +99,14 @@ class Epoch:
 
     def __init__(self, iterator: Any, now_s: float) -> None:
         self.status: list[bool] = iterator._workers_status
-        self.batches = [0] * len(self.status)
-        self.total = 0
+        workers = len(self.status)
+        # One met in mid-epoch has delivered before; Lightning fetches a batch ahead. At first batches are asked of all
+        # workers in turn. Later, or where some were skipped or the epoch was resumed, nobody knows whose they were.
+        self.total: int = iterator._rcvd_idx
+        is_known = iterator._num_yielded == self.total <= workers * iterator._prefetch_factor
+        self.is_followed = is_known and iterator._dataset_kind == ITERABLE
+        self.batches = [len(range(worker, self.total, workers)) for worker in range(workers)]
         self.without: list[int] = []
-        # A loader met in mid-epoch, or resumed from a state, has delivered before.
-        self.is_followed = iterator._num_yielded == 0 and iterator._dataset_kind == ITERABLE
         self.sent: int = 0
         self.owners: dict[int, int] = {}
         self._begin_s = self._last_s = now_s
