@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import time
 from typing import Any
 
@@ -53,6 +54,19 @@ class Faulty(Shards):
     def __iter__(self) -> Any:
         if get_worker_info().id:
             raise KeyError("no such file")
+        yield from super().__iter__()
+
+
+class Late(Shards):
+    """The second worker begins when it is allowed to."""
+
+    def __init__(self, sizes: list[int], leave: Any) -> None:
+        super().__init__(sizes)
+        self.leave = leave
+
+    def __iter__(self) -> Any:
+        if get_worker_info().id:
+            self.leave.wait(60.0)
         yield from super().__iter__()
 
 
@@ -153,16 +167,17 @@ def test_workers_that_live_on_over_the_epochs(sizes: list[int], sentence: str, i
 
 
 @pytest.mark.parametrize("is_live", [True, False], ids=["live", "watched"])
-def test_an_epoch_that_is_left_early_says_what_it_has_shown(is_live: bool) -> None:
-    healthy = Watched(loader(Shards([9, 9, 9, 2]), 4), is_live)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_that_is_left_early_says_what_it_has_shown(persistent: bool, is_live: bool) -> None:
+    healthy = Watched(loader(Shards([9, 2]), 2, persistent_workers=persistent), is_live)
     for _ in range(2):
-        healthy.epoch(stop=4)
-        assert (healthy.said, healthy.delivering) == (("", ""), 4)
-    starved = Watched(loader(Shards([20]), 4), is_live)
-    starved.epoch(stop=3)
+        healthy.epoch(stop=3)
+        assert (healthy.said, healthy.delivering) == (("", ""), 2)
+    starved = Watched(loader(Shards([9]), 3, persistent_workers=persistent), is_live)
+    starved.epoch(stop=2)
     assert (starved.said, starved.delivering) == (("", ""), None)
-    starved.epoch(stop=5)
-    assert starved.said[0].startswith("worker 0 of 4 delivered everything") and starved.delivering == 1
+    starved.epoch(stop=4)
+    assert starved.said[0].startswith("worker 0 of 3 delivered everything") and starved.delivering == 1
     healthy.pipeline.close()
     starved.pipeline.close()
 
@@ -199,6 +214,19 @@ def test_batches_out_of_order_are_those_of_their_workers() -> None:
         watched.epoch()
         assert watched.delivering == delivering and bool(watched.said[0]) == (delivering == 1)
         watched.pipeline.close()
+
+
+def test_a_worker_that_is_late_has_not_ended() -> None:
+    leave = multiprocessing.get_context("fork").Event()
+    watched = Watched(loader(Late([6, 2], leave), 2, in_order=False, multiprocessing_context="fork"), True)
+
+    def check(number: int) -> None:
+        assert (watched.said, watched.delivering) == (("", ""), None if number < 2 else 2)
+        if number == 4:
+            leave.set()
+
+    assert len(watched.epoch(each=check)) == 8
+    watched.pipeline.close()
 
 
 def test_a_window_that_changes_hides_nobody() -> None:
@@ -285,7 +313,7 @@ def test_the_card_the_report_and_the_page_say_it(mode: str, capsys: pytest.Captu
     assert report["frozen"] is None and report["verdict"] == "input-bound"
     assert report["cause"] == ONE
     assert (report["causes"][0]["kind"], report["causes"][0]["stage"]) == ("shards", "load")
-    assert report["next"] == f"{ONE}\nDataLoader(num_workers=1)  # was 4"
+    assert report["next"] == f"paste what is below, or give each worker a shard\n{TO_ONE}"
     assert report["stages"][0]["delivering"] == 1
     assert report["hints"][-1]["kind"] == "shards"
     read = Report.from_json(json.loads(json.dumps(report)))

@@ -212,7 +212,8 @@ def _startup(seen: Measured, known: Evidence) -> Cause | None:
     workers = sum(stage.current for stage in started)
     frac = percent(seen.seam_s / (seen.period_s + seen.seam_s))
     begins = f"each epoch begins with {moment(each_s)} of" if each_s else "the starts of epochs go by with"
-    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {PERSISTENT} keeps them"
+    keeps = f"{PERSISTENT} keeps them, where nothing changes the dataset between epochs"
+    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {keeps}"
     return Cause("startup", persistent[0], sentence, "\n".join(to_set({}, _entries(seen, known), persistent)[0]), gain)
 
 

@@ -124,14 +124,9 @@ class Epoch:
             self._fewer_s += now_s - self._last_s
         self._last_s, self._has_all = now_s, all(self.status)
 
-    def find_without(self, iterator: Any) -> None:
-        """See who has ended without a batch, and has none that waits for its turn."""
-        held = {task[0] for task in iterator._task_info.values() if len(task) > 1}
-        self.without = [
-            worker
-            for worker, batches in enumerate(self.batches)
-            if not (batches or self.status[worker] or worker in held)
-        ]
+    def find_without(self) -> None:
+        """See who has ended without a batch: kept, for all workers count as ended once the iterator is dropped."""
+        self.without = [w for w, batches in enumerate(self.batches) if not batches and not self.status[w]]
 
 
 class Followed:
@@ -170,8 +165,8 @@ class Followed:
         epoch.batches[worker] += 1
         epoch.total += 1
         epoch.look(self._delivery.wall())
-        if epoch.total % len(epoch.batches) == 0:  # once a round: it is no earlier known of all of them
-            epoch.find_without(iterator)
+        if epoch.total % len(epoch.batches) == 0:  # once a round: in the first one each had its turn
+            epoch.find_without()
             self._delivery.last = epoch
 
     def stopped(self, iterator: Any, error: BaseException) -> None:
@@ -188,7 +183,7 @@ class Followed:
             epoch.is_followed = False
         elif epoch.total >= len(epoch.batches):
             epoch.look(self._delivery.wall())
-            epoch.find_without(iterator)
+            epoch.find_without()
             self._delivery.last = self._delivery.whole = epoch
             self._epoch = None
 

@@ -169,8 +169,10 @@ def _next(summary: Report, note: str | None, last: Sequence[Cause], advised: dic
     if verdict == "too short":
         return "train longer: nothing can be said about so few steps"
     if advised is None and (mode != "tune" or not summary.changes):
+        if last and last[0].kind == "shards" and last[0].line:
+            return f"paste what is below, or give each worker a shard\n{last[0].line}"
         if last and last[0].kind in ("order", "shards"):
-            return "\n".join(filter(None, (last[0].sentence, last[0].line)))
+            return last[0].sentence
         return f"nothing to change: {last[0].sentence if last else 'no gain is predicted'}"
     if mode == "observe":
         return "run with mode='tune', or mode='advise' to see what it would do"
