@@ -51,6 +51,7 @@ class InTuneCallback(BaseCallback, _Callback):
     | ``intune/wait_frac``                | share of the time the loop was blocked waiting for a batch, 0..1 |
     | ``intune/exposed_wait_frac``        | share of the time the GPU was idle for want of data, 0..1 (torch on CUDA) |
     | ``intune/workers/<stage>``          | items this stage computes at once, at the end of the epoch |
+    | ``intune/delivering/<stage>``       | of workers that own shards, all but those that ended without a batch |
     | ``intune/window/<stage>``           | results this stage may hold ahead of the consumer, at the end of the epoch |
     | ``intune/queue_fill/<stage>``       | share of that window that was full, 0..1, at the end of the epoch |
     | ``intune/rss_frac``                 | memory in use, as a share of the container's or machine's limit, 0..1 |

@@ -166,6 +166,7 @@ class Tuner:
             before=seen.describe_before(),
             after=seen.describe_after(),
             whole=seen.whole(),
+            hints=getattr(self._pipeline, "late_hints", ()),
             decisions=tuple(decision.to_json() for decision in self.history.events),
         )
 
@@ -270,9 +271,7 @@ class Tuner:
 
     def _carry_over(self) -> None:
         """Bring the pipeline to the allocation that was tuned before, within what the guard permits now."""
-        wanted = dict(self._carried)
-        if self._before_after.changes:
-            wanted |= self._allocation
+        wanted = self._carried | (self._allocation if self._before_after.changes else {})
         stages = movable(self._read_stages())
         self._net.begin(stages)
         if not wanted or self.config.mode != "tune":

@@ -48,17 +48,16 @@ class Stage:
         name: unique within the pipeline; a window carries the name of its worker stage plus ``.window``.
         kind: ``cpu`` and ``io`` stages hold workers, ``memory`` stages hold buffered items.
         unit: what `current` counts.
-        low: smallest value it accepts, 0 workers compute in the training loop; the present one where a lowered value
-            would not rise again.
+        low: smallest value it accepts, 0: the training loop computes; the present one where it would not rise again.
         high: largest value it accepts.
         current: the value now.
         sequential: True when it cannot be replicated (then ``low == high``).
         window_of: for a window, the name of the worker stage whose finished results it bounds.
         when: a change acts ``now``, between two batches, or with the next ``epoch``, or is the ``user``'s to make.
-        knob: how the user writes the value, such as ``DataLoader(num_workers={})``; of a window one more argument
-            of its worker stage's, per worker, such as ``prefetch_factor={}``. What follows a ``#`` is a remark or,
-            alone, says who wrote the value instead. Empty where the user has no such way.
+        knob: how the user writes the value, ``DataLoader(num_workers={})``; of a window one more argument, per worker,
+            ``prefetch_factor={}``. What follows a ``#`` is a remark or, alone, says who wrote it. Empty where no way.
         startup_s: seconds the training loop waits for each worker at each epoch's start; 0 where it waits for none.
+        delivering: workers that deliver, where they own shards: none that ended without a batch; None while unknown.
     """
 
     name: str
@@ -72,16 +71,17 @@ class Stage:
     when: Literal["now", "epoch", "user"] = "now"
     knob: str = ""
     startup_s: float = 0.0
+    delivering: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One oddity of the user's pipeline that can be seen without running it.
+    """One oddity of the user's pipeline, seen without running it or while it ran.
 
     Args:
         what: one plain sentence with the numbers, such as ``interleave has 8 workers for 3 files``.
         line: what the user would write instead; empty where nothing can be pasted.
-        kind: ``files``, ``shuffle``, ``prefetch``, ``workers``, ``loader`` or ``order``.
+        kind: ``files``, ``shuffle``, ``prefetch``, ``workers``, ``loader``, ``order`` or ``shards``.
         stage: the stage it is about, empty for the whole pipeline.
     """
 

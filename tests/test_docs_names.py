@@ -69,7 +69,9 @@ def test_variables_of_others() -> None:
 def logged() -> frozenset[str]:
     """Return the keys of all that is logged, with <stage> for a stage's name."""
     loop = FakeLoop(FakePipeline({"parse": Work(0.01)}, FakeMachine(), depth=2))
-    seen = dataclasses.replace(loop.observe(), exposed_wait_frac=0.1)
+    seen = loop.observe()
+    stages = (dataclasses.replace(s, delivering=1) if s.unit == "workers" else s for s in seen.stages)
+    seen = dataclasses.replace(seen, exposed_wait_frac=0.1, stages=tuple(stages))
     return frozenset(re.sub(r"/(parse|prefetch)$", "/<stage>", key) for key in metrics(seen))
 
 

@@ -12,7 +12,7 @@ from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 from intune_callbacks.measure.cause import advice, causes
 from intune_callbacks.measure.evidence import Evidence
 from intune_callbacks.measure.measured import Measured, measured
-from intune_callbacks.measure.predict import LEAST_GAIN, promised
+from intune_callbacks.measure.predict import LEAST_GAIN, Advice, promised
 from intune_callbacks.record.before_after import describe
 from intune_callbacks.types import Hint, Observation, Resources, Stage, StageRates
 
@@ -256,13 +256,47 @@ def test_start_up_of_workers_each_epoch() -> None:
     assert (cause.kind, cause.line) == ("startup", "DataLoader(num_workers=16, persistent_workers=True)  # was 16")
     assert cause.sentence == (
         "each epoch begins with 850 ms of starting 16 workers anew, 41 % of the time: persistent_workers=True keeps "
-        "them"
+        "them, where nothing changes the dataset between epochs"
     )
     # Of 20.7 ms a batch the 8 ms of 16 workers go: 1.63, less the margin.
     assert cause.gain == pytest.approx(promised(20.7 / 12.7), rel=0.01)
     assert advice(seen).persistent == ("load",)
     kept = replace(seen, stages=(replace(load, startup_s=0.0),))
     assert [c.kind for c in causes(kept)] == ["model"]
+
+
+def test_start_up_of_workers_nobody_can_look_into() -> None:
+    load = stage("load", 8, high=8, knob=LOADER, startup_s=0.1)
+    seen = replace(window((load, rate(0.05, 0.04)), wait=0.6, seam_s=0.8), rates={}, stage=None)
+    (cause,) = (one for one in causes(seen) if one.kind == "startup")
+    assert cause.line == "DataLoader(num_workers=8, persistent_workers=True)  # was 8"
+    # Of 18 ms a batch the 8 ms of the starts go, and what it waits for beside them stays.
+    assert cause.gain == pytest.approx(promised(18 / 10), rel=0.01)
+    assert advice(seen).persistent == ("load",)
+    # There is no next start.
+    once = Evidence(whole={"epochs": 1})
+    assert advice(seen, once).persistent == () and "startup" not in [one.kind for one in causes(seen, once)]
+    assert advice(seen, Evidence(whole={"epochs": 2})).persistent == ("load",)
+
+
+STARVED = Hint("worker 0 of 8 delivered everything", "DataLoader(num_workers=1)  # was 8", "shards", "load")
+
+
+@pytest.mark.parametrize("wait", [0.9, 0.01])
+@pytest.mark.parametrize("is_seen", [True, False], ids=["watched", "nobody can look into it"])
+def test_workers_without_a_shard(is_seen: bool, wait: float) -> None:
+    load = stage("load", 8, knob=ITERABLE, startup_s=0.1)
+    seen = window((load, rate(0.08, 0.01)), wait=wait, seam_s=0.8)
+    if not is_seen:
+        seen = replace(seen, rates={}, stage=None)
+    (cause,) = causes(seen, Evidence((STARVED,)))
+    assert (cause.kind, cause.stage, cause.gain) == ("shards", "load", 1.0)
+    assert (cause.sentence, cause.line) == (STARVED.what, STARVED.line)
+    assert advice(seen, Evidence((STARVED,))) == Advice()  # not to keep those that do nothing
+    # Uneven ones have work for all; without a wait nobody misses it.
+    uneven = Evidence((replace(STARVED, what="the shards are uneven", line=""),))
+    kinds = [one.kind for one in causes(replace(seen, stages=(replace(load, startup_s=0.0),)), uneven)]
+    assert kinds == (["shards"] if wait > 0.5 else ["model"])
 
 
 def test_more_workers_are_charged_with_their_start() -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("keras")
 
 import keras_runs as runs  # noqa: E402
 import reach_patterns as patterns  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info  # noqa: E402
 
 from intune_callbacks.keras import InTuneCallback  # noqa: E402
 
@@ -60,3 +60,22 @@ def test_a_loader_that_is_not_reached_is_named(warmup_batches: int) -> None:
     assert report["stages"] == [] and report["changes"] == 0 and report["advice"] is None
     assert report["frozen"] is None
     assert "_get_iterator" not in vars(kept[-1])
+
+
+class OneShard(IterableDataset):
+    num_shards = 1
+
+    def __iter__(self) -> Any:
+        rows = runs.ROWS if get_worker_info().id == 0 else 0
+        return ((torch.full((2,), float(row)), torch.zeros(1)) for row in range(rows))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Your input ran out of data:UserWarning"
+)  # at the end of each epoch without a length
+def test_workers_that_deliver_nothing_are_in_the_logs_and_the_report() -> None:
+    callback = InTuneCallback(**runs.EAGER)
+    made = runs.trained(lambda: DataLoader(OneShard(), runs.BATCH, num_workers=2), [callback], shuffle=False)
+    assert set(made["logged"]["intune/delivering/load"]) == {1.0}
+    told = [cause["sentence"] for cause in callback.report["causes"] if cause["kind"] == "shards"]
+    assert told == ["worker 0 of 2 delivered everything: 1 shard for 2 workers; num_workers=1 is enough, or reshard"]

@@ -51,9 +51,11 @@ def causes(seen: Measured | None, known: Evidence = NONE) -> tuple[Cause, ...]:
     if seen is None or seen.verdict == "too short":
         return ()
     if any(FOLLOWS_WORKERS in stage.knob and not known.hint("order", stage.name) for stage in seen.workers):
-        known = replace(known, hints=(*known.hints, *_shards(seen)))
+        known = replace(known, hints=(*known.hints, *_owned(seen)))
     limit = _limit(seen, known) if seen.wait_frac >= WAITS else None
     others = [_memory(seen, known), _startup(seen, known), _shuffle(seen, known), _prefetch(seen, known)]
+    if limit is None or limit.kind != "shards":
+        others.append(_shards(seen, known))
     found = sorted((cause for cause in others if cause is not None), key=lambda cause: -cause.gain)
     if limit is None and not found:
         return (_model(seen),) if seen.wait_frac < WAITS else ()
@@ -65,7 +67,7 @@ def advice(seen: Measured | None, known: Evidence = NONE) -> Advice:
     """Return the best predicted numbers, with what may be promised of them."""
     if seen is None or seen.verdict == "too short":
         return Advice()
-    return advise(seen, _most(seen, known), share=known.share)
+    return advise(seen, _most(seen, known), share=known.share, may_persist=known.may_persist)
 
 
 def _limit(seen: Measured, known: Evidence) -> Cause | None:
@@ -73,7 +75,7 @@ def _limit(seen: Measured, known: Evidence) -> Cause | None:
     stage = limiting(seen)
     if stage is None or stage.current == 0:
         return _in_the_loop(seen, known, stage)
-    for reason in (_files, _order, _serial, _cpu, _too_few):
+    for reason in (_shards, _files, _order, _serial, _cpu, _too_few):
         cause = reason(seen, known, stage)
         if cause is not None:
             return cause
@@ -83,7 +85,7 @@ def _limit(seen: Measured, known: Evidence) -> Cause | None:
 def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause | None:
     owned = next((one for one in seen.workers if known.hint("order", one.name)), None)
     if stage is None and owned is not None:  # nobody can look into it, but it is the only one that can be meant
-        return _order(seen, known, owned)
+        return _shards(seen, known, owned) or _order(seen, known, owned)
     hint = known.hint("loader")
     wait_s = seen.period_s - seen.model_s
     if stage is None:
@@ -119,6 +121,14 @@ def _files(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
 def _order(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     hint = known.hint("order", stage.name)
     return None if hint is None else Cause("order", stage.name, hint.what)
+
+
+def _shards(seen: Measured, known: Evidence, stage: Stage | None = None) -> Cause | None:
+    """Workers without a shard are too many whatever the training waits for; uneven ones matter where it waits."""
+    found = [h for h in known.hints if h.kind == "shards" and (stage is None or h.stage == stage.name)]
+    if not found or (seen.wait_frac < WAITS and not found[0].line):
+        return None
+    return Cause("shards", found[0].stage, found[0].what, found[0].line)
 
 
 def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
@@ -192,7 +202,7 @@ def _cpus(seen: Measured) -> str:
 
 def _startup(seen: Measured, known: Evidence) -> Cause | None:
     started = [s for s in seen.workers if s.startup_s > 0.0 and s.current]
-    if not started or not seen.seam_s:
+    if not started or not seen.seam_s or not known.may_persist:
         return None
     persistent = tuple(stage.name for stage in started)
     gain = promised(step_s(seen) / step_s(seen, persistent=persistent), known.share)
@@ -202,7 +212,8 @@ def _startup(seen: Measured, known: Evidence) -> Cause | None:
     workers = sum(stage.current for stage in started)
     frac = percent(seen.seam_s / (seen.period_s + seen.seam_s))
     begins = f"each epoch begins with {moment(each_s)} of" if each_s else "the starts of epochs go by with"
-    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {PERSISTENT} keeps them"
+    keeps = f"{PERSISTENT} keeps them, where nothing changes the dataset between epochs"
+    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {keeps}"
     return Cause("startup", persistent[0], sentence, "\n".join(to_set({}, _entries(seen, known), persistent)[0]), gain)
 
 
@@ -250,7 +261,7 @@ def _model(seen: Measured) -> Cause:
     return Cause("model", "", f"{waits}, and computes {moment(seen.model_s)} for each batch: the model is the limit")
 
 
-def _shards(seen: Measured) -> list[Hint]:
+def _owned(seen: Measured) -> list[Hint]:
     what = "its workers own the shards of an iterable dataset: another number of them changes the samples' order"
     return [Hint(what, kind="order", stage=stage.name) for stage in seen.workers if FOLLOWS_WORKERS in stage.knob]
 

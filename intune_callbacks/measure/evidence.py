@@ -12,7 +12,7 @@ __all__ = ["NONE", "Cause", "Evidence"]
 
 # fmt: off
 Kind = Literal[
-    "storage", "cpu", "workers", "serial", "files", "order", "loader",
+    "storage", "cpu", "workers", "serial", "files", "order", "shards", "loader",
     "startup", "shuffle", "prefetch", "memory", "model",
 ]
 # fmt: on
@@ -24,9 +24,9 @@ class Cause:
 
     Args:
         kind: ``storage`` (long waits, little CPU), ``cpu`` (no CPU is free), ``workers`` (too few of them), ``serial``
-            (one item at a time), ``files`` (too few), ``order`` (workers own the shards), ``loader`` (computed in the
-            training loop), ``startup`` (of workers, each epoch), ``shuffle`` (a buffer being filled), ``prefetch``
-            (none), ``memory`` (the guard's limit) or ``model``.
+            (one item at a time), ``files`` (too few), ``order`` (workers own the shards), ``shards`` (too few, or
+            uneven), ``loader`` (computed in the training loop), ``startup`` (of workers, each epoch), ``shuffle`` (a
+            buffer being filled), ``prefetch`` (none), ``memory`` (the guard's limit) or ``model``.
         stage: the stage it is about, empty for the whole pipeline.
         sentence: with the numbers it rests on.
         line: what to paste, lines apart; empty where nothing can be pasted or nothing is predicted to gain.
@@ -63,6 +63,11 @@ class Evidence:
         """Of the run's wall time, what is neither a pause nor the start of the pipeline."""
         wall_s, paused_s = self.whole.get("wall_s"), self.whole.get("paused_s")
         return min(1.0, max(0.0, 1.0 - (paused_s or 0.0) / wall_s)) if wall_s else 1.0
+
+    @property
+    def may_persist(self) -> bool:
+        """Whether workers had better live on: not where they start only once, nor where fewer of them are enough."""
+        return self.whole.get("epochs") != 1 and not any(h.kind == "shards" and h.line for h in self.hints)
 
     def hint(self, kind: str, stage: str = "") -> Hint | None:
         """Return the first hint of a kind that is about a stage or about the whole pipeline."""

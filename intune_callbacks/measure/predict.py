@@ -141,9 +141,9 @@ def step_s(
         model_s += HANDOFF_S
     elif wait_s < WAITS * seen.period_s:
         return seen.period_s + _seam_s(seen, then, persistent)
+    if limiting(seen) is None:  # for what it waits is not known: it goes on waiting
+        return seen.period_s + _seam_s(seen, then, persistent)
     needed = _needed_s(seen, then, cpus)
-    if not needed:
-        return seen.period_s + seen.seam_s
     return max(model_s, *needed.values()) + _seam_s(seen, then, persistent)
 
 

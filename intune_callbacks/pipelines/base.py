@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from intune_callbacks.types import Allocation, Pipeline, PipelineStats, Stage
+from intune_callbacks.types import Allocation, Hint, Pipeline, PipelineStats, Stage
 
 __all__ = ["Combined", "Pipeline", "busy_limit", "clamp", "cpus_allowed"]
 
@@ -60,6 +60,15 @@ class Combined:
     def why_not(self) -> str:
         """Why what was last wanted is not in force, empty where it is."""
         return "; ".join(filter(None, (getattr(part, "why_not", "") for part in self._parts.values())))
+
+    @property
+    def late_hints(self) -> tuple[Hint, ...]:
+        """What is odd about them and has shown while they ran."""
+        return tuple(
+            replace(hint, stage=prefix + hint.stage)
+            for prefix, part in self._parts.items()
+            for hint in getattr(part, "late_hints", ())
+        )
 
     def stages(self) -> tuple[Stage, ...]:
         return tuple(

@@ -169,7 +169,8 @@ def _live_loader(
     if not live:
         window = (loader.prefetch_factor or 1) * loader.num_workers
         remark = "" if map_style else f"was {loader.num_workers}; the samples' order follows the workers"
-        watched = WatchedLoader(loader.num_workers, window, clock=clock, remark=remark)
+        anew, dataset = not loader.persistent_workers, loader.dataset
+        watched = WatchedLoader(loader.num_workers, window, clock=clock, remark=remark, dataset=dataset, anew=anew)
         return Found(watched, "the DataLoader is only watched")
     if map_style and not keeps_states(loader):
         if loader.num_workers == 0 and workers_kind is None:

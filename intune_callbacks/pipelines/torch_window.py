@@ -12,10 +12,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.torch_delivered import Delivery, Followed
 from intune_callbacks.pipelines.torch_private import RUNNING
 from intune_callbacks.pipelines.torch_reach import Seam, hidden_in, is_of
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
-from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
+from intune_callbacks.pipelines.worker_cost import Startup
+from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["WindowLoader"]
 
@@ -42,6 +44,8 @@ class WindowLoader:
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
         self._running: weakref.ref[Any] | None = None
         self._delivered = 0
+        self._delivery = Delivery(loader.num_workers, loader.dataset, clock)
+        self._startup = Startup()
         self._filling = threading.Lock()
 
     def prepare(self) -> None:
@@ -54,7 +58,9 @@ class WindowLoader:
 
     def _get_iterator(self) -> Any:
         """In place of the loader's own `_get_iterator`."""
-        iterator, before = self._seam.stock(), self._iterator
+        before, begin_s = self._iterator, self._clock.wall()
+        iterator = self._seam.stock()
+        self._startup.add(self._loader.num_workers, self._clock.wall() - begin_s)
         if self._is_meant(iterator):
             self._take(iterator)
             if before is not None and not before._shutdown and before._task_info:
@@ -78,20 +84,28 @@ class WindowLoader:
         if iterator not in self._taken:
             self._taken.add(iterator)
             # Each iterator fills itself: two of one loader may run side by side.
-            iterator._try_put_index = partial(self._fill, self._running)
-            iterator._next_data = partial(self._next_data, self._running)
+            followed = Followed(self._delivery, iterator)
+            iterator._try_put_index = partial(self._fill, self._running, followed)
+            iterator._next_data = partial(self._next_data, self._running, followed)
 
-    def _next_data(self, running: weakref.ref[Any]) -> Any:
+    def _next_data(self, running: weakref.ref[Any], followed: Followed) -> Any:
         iterator: Any = running()
-        batch = type(iterator)._next_data(iterator)
+        try:
+            batch = type(iterator)._next_data(iterator)
+        except BaseException as error:
+            followed.stopped(iterator, error)
+            raise
         self._delivered += 1
+        followed.delivered(iterator)
         return batch
 
-    def _fill(self, running: weakref.ref[Any]) -> None:
+    def _fill(self, running: weakref.ref[Any], followed: Followed) -> None:
         """Send out work until the window is full, through the iterator's own method."""
         # One thread may fetch while another sets the window: two at once would draw the same indices.
         with self._filling:
-            self._fill_alone(running())
+            iterator = running()
+            self._fill_alone(iterator)
+            followed.sent(iterator)
 
     def _fill_alone(self, iterator: Any) -> None:
         while self._in_flight(iterator) < self._window:
@@ -111,10 +125,23 @@ class WindowLoader:
             return int(iterator._send_idx - iterator._rcvd_idx)
         return int(iterator._tasks_outstanding)
 
+    @property
+    def late_hints(self) -> tuple[Hint, ...]:
+        """What its workers have shown of the shards."""
+        return self._delivery.hints
+
     def stages(self) -> tuple[Stage, ...]:
-        workers = self._loader.num_workers
+        workers, started = self._loader.num_workers, self._startup
+        anew = bool(started.count) and not self._loader.persistent_workers
+        load = Stage(
+            *(WORKERS, "cpu", "workers", workers, workers, workers),
+            sequential=True,
+            knob=WORKERS_KNOB,
+            startup_s=started.total_s / started.count if anew else 0.0,
+            delivering=self._delivery.delivering,
+        )
         return (
-            Stage(WORKERS, "cpu", "workers", workers, workers, workers, sequential=True, knob=WORKERS_KNOB),
+            load,
             Stage(WINDOW, "memory", "items", 1, MAX_WINDOW, self._window, window_of=WORKERS, knob=WINDOW_KNOB),
         )
 

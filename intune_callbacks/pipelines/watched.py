@@ -10,8 +10,10 @@ from typing import Any, Literal
 import psutil
 
 from intune_callbacks.pipelines.counters import Counters
+from intune_callbacks.pipelines.timed import TimedIterator
+from intune_callbacks.pipelines.torch_delivered import Delivery
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
-from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage, StageStats
+from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage, StageStats
 
 __all__ = ["WINDOW_KNOB", "WORKERS_KNOB", "Watch", "WatchedLoader"]
 
@@ -43,6 +45,9 @@ class Watch:
         window: batches in flight.
         clock: wall and CPU clock.
         counters: where to count; new ones by default.
+
+    Attributes:
+        startup_s: seconds the thread that fetches took to start each worker; 0.0 while unknown, or with a single one.
     """
 
     def __init__(self, workers: int, window: int, clock: Clock, counters: Counters | None = None) -> None:
@@ -60,6 +65,7 @@ class Watch:
         self._cpu_due_s, self._cpu_every_s = float("inf"), FIRST_CPU_S
         self._quick, self._cpu_frac, self._thread_cpu_s = 0, 1.0, 0.0
         self._memory = WorkerMemory()
+        self.startup_s = 0.0
 
     def begin(self, iterator: Any) -> None:
         """From now on batches come from `iterator`, which has just been made or is already running."""
@@ -134,6 +140,10 @@ class Watch:
         for worker in getattr(iterator, "_workers", ()):
             with suppress(psutil.Error):
                 self._processes.append(psutil.Process(worker.pid))
+        with suppress(psutil.Error):
+            # They are started one after the other.
+            begun_s = [process.create_time() for process in self._processes]
+            self.startup_s = (max(begun_s) - min(begun_s)) / (len(begun_s) - 1) if len(begun_s) > 1 else 0.0
         self._cpu_s, self._unread = self._read(), 0
         self._cpu_every_s = FIRST_CPU_S
         self._cpu_due_s = now_s + FIRST_CPU_S
@@ -187,27 +197,6 @@ class Watch:
         return spent_s if self._processes else None
 
 
-class _TimedIterator:
-    """Hands on the batches of the iterator behind it and times each fetch."""
-
-    def __init__(self, inner: Iterator[Any], owner: WatchedLoader) -> None:
-        self._inner, self._owner = inner, owner
-
-    def __iter__(self) -> _TimedIterator:
-        return self
-
-    def __next__(self) -> Any:
-        batch = self._owner.watch.fetch(self._inner)
-        self._owner.delivered += 1
-        return batch
-
-    def __len__(self) -> int:
-        return len(self._inner)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
 class WatchedLoader:
     """One stage, `load`, with the user's numbers, seen from outside.
 
@@ -217,6 +206,8 @@ class WatchedLoader:
         clock: wall and CPU clock.
         remark: what to know before the number of workers is changed by hand.
         when: ``epoch`` if the numbers could be tuned, ``user`` if they are the user's to change.
+        dataset: of the loader.
+        anew: whether its workers are started anew each epoch.
     """
 
     def __init__(
@@ -227,11 +218,14 @@ class WatchedLoader:
         clock: Clock,
         remark: str = "",
         when: Literal["epoch", "user"] = "epoch",
+        dataset: object = None,
+        anew: bool = False,
     ) -> None:
         self.clock, self._workers, self._window = clock, workers, max(1, window)
         self._knob = f"{WORKERS_KNOB}  # {remark}" if remark else WORKERS_KNOB
-        self._when = when
+        self._when, self._anew = when, anew
         self.watch = Watch(workers, self._window, clock)
+        self.delivery = Delivery(workers, dataset, clock)
         self.delivered = 0
 
     def prepare(self) -> None:
@@ -239,16 +233,25 @@ class WatchedLoader:
 
     def adopt(self, iterator: Any) -> Any:
         """Return the iterator behind a stopwatch."""
-        if not isinstance(iterator, _TimedIterator):
+        if not isinstance(iterator, TimedIterator):
             self.watch.begin(iterator)
-            iterator = _TimedIterator(iterator, self)
+            iterator = TimedIterator(iterator, self)
         return iterator
+
+    @property
+    def late_hints(self) -> tuple[Hint, ...]:
+        """What its workers have shown of the shards."""
+        return self.delivery.hints
 
     def stages(self) -> tuple[Stage, ...]:
         low = min(1, self._workers)
         return (
             Stage(
-                "load", "cpu", "workers", low, max(64, self._workers), self._workers, when=self._when, knob=self._knob
+                *("load", "cpu", "workers", low, max(64, self._workers), self._workers),
+                when=self._when,
+                knob=self._knob,
+                startup_s=self.watch.startup_s if self._anew else 0.0,
+                delivering=self.delivery.delivering,
             ),
             Stage(
                 "load.window",

@@ -124,7 +124,7 @@ def _advised(summary: Report, found: Advice, last: Sequence[Cause], seen: Measur
     lines, words = to_set(found.allocation, rows, found.persistent) if found.gain > 1.0 else ([], [])
     gain = found.gain
     for cause in last:
-        if cause.line and (cause.kind not in OF_NUMBERS or not summary.stages):
+        if cause.line and cause.gain > 1.0 and (cause.kind not in OF_NUMBERS or not summary.stages):
             lines, gain = [*lines, *cause.line.splitlines()], gain * cause.gain
     if gain < LEAST_GAIN or not (lines or words) or seen is None:
         return None
@@ -169,7 +169,9 @@ def _next(summary: Report, note: str | None, last: Sequence[Cause], advised: dic
     if verdict == "too short":
         return "train longer: nothing can be said about so few steps"
     if advised is None and (mode != "tune" or not summary.changes):
-        if last and last[0].kind == "order":
+        if last and last[0].kind == "shards" and last[0].line:
+            return f"paste what is below, or give each worker a shard\n{last[0].line}"
+        if last and last[0].kind in ("order", "shards"):
             return last[0].sentence
         return f"nothing to change: {last[0].sentence if last else 'no gain is predicted'}"
     if mode == "observe":

@@ -123,7 +123,7 @@ class Report:
         next: what to do, the first line in words and then what to paste.
         causes: why it is not faster now, what limits first.
         advice: numbers to write: ``allocation``, ``gain``, ``lines`` to paste and ``words``; None without a gain.
-        hints: what can be seen of the pipeline without running it.
+        hints: what is odd about the pipeline.
         whole: of the whole run; None where unknown.
         mode: in force.
         mode_source: where the mode came from.

@@ -130,14 +130,14 @@ class TunedFit:
         Args:
             note: why nothing can be tuned and what would change that, if so.
             together: whether all ranks come to this end, so that they can be compared.
-            hints: oddities of the user's pipeline, to be told of.
+            hints: oddities of the user's pipeline that can be seen without running it.
             more: further entries of the report, in plain JSON types.
         """
         if self.tuner is None:
             return None
         self.tuner.close()
         summary = self.tuner.summary()
-        summary = replace(summary, frozen=self.frozen or summary.frozen, hints=tuple(hints))
+        summary = replace(summary, frozen=self.frozen or summary.frozen, hints=(*hints, *summary.hints))
         settings = sourced(self.config, self.mode_source, self._sources)
         settings["warm_start"] = {"value": self.warm.source, "source": self._sources.get("warm_start", "default")}
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings)
@@ -204,6 +204,8 @@ def stage_metrics(stages: Sequence[Stage]) -> dict[str, float]:
             logged[f"intune/window/{stage.window_of}"] = float(stage.current)
         else:
             logged[f"intune/{'workers' if stage.unit == 'workers' else 'window'}/{stage.name}"] = float(stage.current)
+        if stage.delivering is not None:
+            logged[f"intune/delivering/{stage.name}"] = float(stage.delivering)
     return logged
 
 

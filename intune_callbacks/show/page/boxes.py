@@ -49,6 +49,8 @@ def boxes(report: Report, columns: RunColumns) -> list[Box]:
         lines = [("workers" if stage.unit == "workers" else "depth", _moved(stage))]
         if name in windows:
             lines.append(("window", _moved(windows[name])))
+        if stage.delivering is not None:
+            lines.append(("delivering", amount(stage.delivering)))
         bars = ("busy", _lately(columns.busy.get(name))), ("queue", _lately(columns.fill.get(name)))
         made.append(Box(name, kind, FLAGS[kind], tuple(lines), bars))
     if made:

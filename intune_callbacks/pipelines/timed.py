@@ -1,0 +1,58 @@
+"""A running stock iterator behind a stopwatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from intune_callbacks.pipelines.torch_delivered import Delivery, Followed
+
+__all__ = ["TimedIterator"]
+
+
+class Owner(Protocol):
+    """Who watches a loader."""
+
+    watch: Any
+    delivery: Delivery
+    delivered: int
+
+
+class TimedIterator:
+    """Hands on the batches of the iterator behind it and times each fetch.
+
+    Args:
+        inner: a stock iterator.
+        owner: of the loader.
+    """
+
+    def __init__(self, inner: Iterator[Any], owner: Owner) -> None:
+        self._inner, self._owner = inner, owner
+        self._followed = Followed(owner.delivery, inner)
+
+    def __iter__(self) -> TimedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        inner, followed = self._inner, self._followed
+        try:
+            batch = self._owner.watch.fetch(inner)
+        except BaseException as error:
+            followed.stopped(inner, error)
+            raise
+        self._owner.delivered += 1
+        followed.delivered(inner)
+        followed.sent(inner)
+        return batch
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begin the next epoch with the same workers, as a DataLoader asks of the iterator it keeps."""
+        self._inner._reset(loader, first_iter)  # type: ignore[attr-defined]
+        self._owner.watch.begin(self._inner)
+        self._followed.sent(self._inner)
+
+    def __len__(self) -> int:
+        return len(self._inner)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
