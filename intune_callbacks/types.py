@@ -56,8 +56,8 @@ class Stage:
         window_of: for a window, the name of the worker stage whose finished results it bounds.
         when: a change acts ``now``, between two batches, or with the next ``epoch``, or is the ``user``'s to make.
         knob: how the user writes the value, such as ``DataLoader(num_workers={})``; of a window one more argument
-            of its worker stage's, per worker, such as ``prefetch_factor={}``. What follows a ``#`` is a remark or,
-            alone, says who wrote the value instead. Empty where the user has no such way.
+            of its worker stage's, per worker (``prefetch_factor={}``) or in all (``max_queue_size={total}``). What is
+            behind a ``#`` is a remark or, alone, says who wrote the value. Empty where the user has no such way.
         startup_s: seconds the training loop waits for each worker at each epoch's start; 0 where it waits for none.
     """
 

@@ -98,6 +98,39 @@ class Pages(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
         return np.full((BATCH, 2), float(page)), np.zeros((BATCH, 1))
 
 
+class Numbered(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
+    """Batch i is full of the number i, and behind the point of the epochs that have ended.
+
+    Args:
+        batches: of an epoch, None for no end.
+        item_s: seconds a batch takes; every third one takes four times as long.
+        breaks_at: a number whose batch cannot be made.
+    """
+
+    last: ClassVar[Any] = None
+
+    def __init__(self, batches: int | None = 24, item_s: float = 0.0, breaks_at: int = -1, **given: Any) -> None:
+        super().__init__(**given)
+        self.batches, self.item_s, self.breaks_at, self.ended = batches, item_s, breaks_at, 0
+        self.asked: list[int] = []
+        Numbered.last = self
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.batches
+
+    def __getitem__(self, number: int) -> Any:
+        self.asked.append(number)
+        time.sleep(self.item_s * (4 if number % 3 == 0 else 1))
+        if number == self.breaks_at:
+            raise KeyError(f"no batch {number}")
+        value = number % 90 + self.ended / 100
+        return np.full((BATCH, 2), value, "float32"), np.full((BATCH, 1), value // 30, "float32")
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+
 def generator(batches: int = ROWS // BATCH) -> Any:
     for page in range(batches):
         time.sleep(0.01)
@@ -123,7 +156,7 @@ class RestlessTuner(Tuner):
 
 
 def trained(make_data: Callable[[], Any], callbacks: list[Any], step_s: float = 0.0, **options: Any) -> dict[str, Any]:
-    """Return what one fit saw and made of it, from the same seed each time."""
+    """Return what one fit saw and made of it, from the same seed each time; at last, which number `random` gives."""
     keras.utils.set_random_seed(7)
     model = make_model(step_s)
     data = make_data()
@@ -137,20 +170,23 @@ def trained(make_data: Callable[[], Any], callbacks: list[Any], step_s: float = 
         "history": {key: values for key, values in history.items() if not key.startswith("intune/")},
         "logged": {key: values for key, values in history.items() if key.startswith("intune/")},
         "weights": [np.asarray(keras.ops.convert_to_numpy(w)).tolist() for w in model.weights],
+        "random": random.random(),
     }
 
 
 # -- cases, each on any backend ----------------------------------------------------------------------------------------
 
 
-def exact(make_data: Callable[[], Any], **options: Any) -> dict[str, Any]:
+def exact(
+    make_data: Callable[[], Any], workers_kind: str | None = None, step_s: float = 0.0, **options: Any
+) -> dict[str, Any]:
     """The same training without us and with random changes all the time."""
-    plain = trained(make_data, [InTuneCallback(mode="off")], **options)
+    plain = trained(make_data, [InTuneCallback(mode="off")], step_s, **options)
     RestlessTuner.made.clear()
     tuner, keras_fit.Tuner = keras_fit.Tuner, RestlessTuner  # type: ignore[misc, assignment]
     try:
-        callback = InTuneCallback(show_card=False, max_workers=6, decide_every_s=0.0)
-        tuned = trained(make_data, [callback], **options)
+        callback = InTuneCallback(show_card=False, max_workers=6, decide_every_s=0.0, workers_kind=workers_kind)
+        tuned = trained(make_data, [callback], step_s, **options)
     finally:
         keras_fit.Tuner = tuner  # type: ignore[misc]
     made = RestlessTuner.made[0]

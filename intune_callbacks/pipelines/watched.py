@@ -217,6 +217,7 @@ class WatchedLoader:
         clock: wall and CPU clock.
         remark: what to know before the number of workers is changed by hand.
         when: ``epoch`` if the numbers could be tuned, ``user`` if they are the user's to change.
+        knobs: how the user writes workers and window.
     """
 
     def __init__(
@@ -227,9 +228,11 @@ class WatchedLoader:
         clock: Clock,
         remark: str = "",
         when: Literal["epoch", "user"] = "epoch",
+        knobs: tuple[str, str] = (WORKERS_KNOB, WINDOW_KNOB),
     ) -> None:
         self.clock, self._workers, self._window = clock, workers, max(1, window)
-        self._knob = f"{WORKERS_KNOB}  # {remark}" if remark else WORKERS_KNOB
+        self._knob = f"{knobs[0]}  # {remark}" if remark else knobs[0]
+        self._window_knob = knobs[1]
         self._when = when
         self.watch = Watch(workers, self._window, clock)
         self.delivered = 0
@@ -259,7 +262,7 @@ class WatchedLoader:
                 self._window,
                 window_of="load",
                 when=self._when,
-                knob=WINDOW_KNOB if self._workers else "",
+                knob=self._window_knob if self._workers else "",
             ),
         )
 
