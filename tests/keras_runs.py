@@ -99,7 +99,7 @@ class Pages(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
 
 
 class Numbered(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
-    """Batch i is full of the number i, and behind the point of the epochs that have ended.
+    """Batch i is full of the number i, and behind the point, unless it is not `dated`, of the epochs that have ended.
 
     Args:
         batches: of an epoch, None for no end.
@@ -109,9 +109,11 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
 
     last: ClassVar[Any] = None
 
-    def __init__(self, batches: int | None = 24, item_s: float = 0.0, breaks_at: int = -1, **given: Any) -> None:
+    def __init__(
+        self, batches: int | None = 24, item_s: float = 0.0, breaks_at: int = -1, dated: bool = True, **given: Any
+    ) -> None:
         super().__init__(**given)
-        self.batches, self.item_s, self.breaks_at, self.ended = batches, item_s, breaks_at, 0
+        self.batches, self.item_s, self.breaks_at, self.dated, self.ended = batches, item_s, breaks_at, dated, 0
         self.asked: list[int] = []
         Numbered.last = self
 
@@ -124,7 +126,7 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
         time.sleep(self.item_s * (4 if number % 3 == 0 else 1))
         if number == self.breaks_at:
             raise KeyError(f"no batch {number}")
-        value = number % 90 + self.ended / 100
+        value = number % 90 + self.dated * self.ended / 100
         return np.full((BATCH, 2), value, "float32"), np.full((BATCH, 1), value // 30, "float32")
 
     def on_epoch_end(self) -> None:

@@ -37,6 +37,7 @@ class LiveEnqueuer:
         self._stock, self._pipeline, self._steps = stock, pipeline, steps
         places = stock.future_queue.maxsize
         self._sent_ahead = places + 1 if places > 0 else None  # a queue of Python without a size takes all
+        self._taken = 0  # since Keras began to count the batches anew
         self._run: Run | None = None
         self._from_stock: Iterator[Any] | None = None
         self._lock = threading.Lock()
@@ -55,9 +56,9 @@ class LiveEnqueuer:
                 self._stock.start()
                 return
             self._stopped.clear()
-            hold_at = None
-            if self._steps is not None and self._sent_ahead is not None:
-                hold_at = max(0, self._steps - self._stock.ready_queue.qsize()) + self._sent_ahead
+            hold_at, steps = None, self._takes()
+            if steps is not None and self._sent_ahead is not None:
+                hold_at = max(0, steps - self._stock.ready_queue.qsize()) + self._sent_ahead
             try:
                 run = self._pipeline.begin(self._numbers, hold_at)
             except Exception as error:
@@ -66,6 +67,16 @@ class LiveEnqueuer:
                 return
             self._run = run
         run.engine.prime()
+
+    def _takes(self) -> int | None:
+        """Return the batches of the epoch that begins: fewer where Keras finds that there are no more."""
+        batches = self._stock.py_dataset.num_batches
+        if self._steps is None or batches is None:
+            return self._steps
+        before, self._taken = self._taken, self._taken + self._steps
+        if self._taken >= batches:
+            self._taken = 0
+        return min(self._steps, batches - before)
 
     def _numbers(self) -> Iterator[int]:
         """Return the numbers of an epoch; without an end they go on where they stopped."""

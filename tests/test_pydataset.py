@@ -1,0 +1,277 @@
+"""The enqueuer that stands in the place of Keras's: the same batches in the same order, whatever the resizes."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("keras")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
+
+from intune_callbacks.pipelines.check import check_pipeline
+from intune_callbacks.pipelines.pydataset import PyDatasetPipeline
+from intune_callbacks.pipelines.pydataset_enqueuer import InLoop, LiveEnqueuer
+from intune_callbacks.types import Clock
+
+
+class Counting:
+    """A dataset whose batch i is the number i; `asked` holds the numbers it was asked for."""
+
+    def __init__(self, batches: int | None, breaks_at: int = -1, none_at: int = -1) -> None:
+        self.num_batches, self.breaks_at, self.none_at = batches, breaks_at, none_at
+        self.asked: list[int] = []
+
+    def __getitem__(self, number: int) -> Any:
+        self.asked.append(number)
+        if number == self.breaks_at:
+            raise KeyError(number)
+        return None if number == self.none_at else (number, random.Random(number).random())
+
+
+def stock_of(dataset: Any, places: int, shuffle: bool = False, processes: bool = False) -> Any:
+    return OrderedEnqueuer(
+        dataset, workers=2, use_multiprocessing=processes, max_queue_size=places, shuffle=shuffle
+    )
+
+
+def live_of(stock: Any, steps: int | None, kind: str = "thread") -> tuple[PyDatasetPipeline, LiveEnqueuer]:
+    places = stock.future_queue.maxsize
+    pipeline = PyDatasetPipeline(stock.py_dataset, workers=2, window=places + 1, kind=kind, clock=Clock())
+    return pipeline, LiveEnqueuer(stock, pipeline, steps)
+
+
+def settled(stock: Any) -> None:
+    """Wait until Keras's thread has sent as much as fits."""
+    deadline_s = time.monotonic() + 20.0
+    while stock.run_thread.is_alive():
+        assert time.monotonic() < deadline_s
+        if stock.future_queue.full() and stock.future_queue.not_full._waiters:
+            return
+        time.sleep(0.001)
+
+
+def epochs(enqueuer: Any, takes: list[int], between: Any = lambda: None) -> list[Any]:
+    """Take so many batches in each epoch, with one iterator for all, as `steps_per_epoch` does."""
+    batches, taken = enqueuer.get(), []
+    for many in takes:
+        enqueuer.start()
+        for _ in range(many):
+            taken.append(next(batches))
+            between()
+        if isinstance(enqueuer, OrderedEnqueuer):
+            settled(enqueuer)
+        enqueuer.stop()
+    return taken
+
+
+def takes_of(steps: int, batches: int | None, many: int = 4) -> list[int]:
+    """What Keras takes in each epoch: it counts the batches of all, and begins anew when there are no more."""
+    takes, taken = list[int](), 0
+    for _ in range(many):
+        takes.append(steps if batches is None else min(steps, batches - taken))
+        taken += takes[-1]
+        taken = 0 if taken == batches else taken
+    return takes
+
+
+class Resizes:
+    """Sets both numbers at random."""
+
+    def __init__(self, pipeline: PyDatasetPipeline, seed: int) -> None:
+        self.pipeline, self.random = pipeline, random.Random(seed)
+
+    def __call__(self) -> None:
+        low = self.pipeline.stages()[0].low
+        self.pipeline.resize({"load": self.random.randint(low, 5), "load.window": self.random.randint(1, 12)})
+
+
+@settings(max_examples=25)
+@given(
+    batches=st.integers(1, 12),
+    places=st.integers(1, 5),
+    share=st.floats(0.0, 1.0),
+    shuffle=st.booleans(),
+    is_endless=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_epochs_that_end_early_go_on_as_with_keras(
+    batches: int, places: int, share: float, shuffle: bool, is_endless: bool, seed: int
+) -> None:
+    steps = 1 + round(share * (batches - 1))
+    many = None if is_endless else batches
+    takes = takes_of(steps, many)
+    shuffle = shuffle and not is_endless
+    random.seed(seed)
+    stock = stock_of(Counting(many), places, shuffle)
+    expected = epochs(stock, takes)
+    state = random.getstate()
+    random.seed(seed)
+    base = stock_of(Counting(many), places, shuffle)
+    pipeline, ours = live_of(base, steps)
+    assert epochs(ours, takes, Resizes(pipeline, seed)) == expected
+    assert random.getstate() == state
+    assert sorted(base.py_dataset.asked) == sorted(stock.py_dataset.asked)
+    left = [enqueuer.ready_queue.queue for enqueuer in (stock, base)]
+    assert list(left[1]) == list(left[0])
+    assert not threads_of_ours()
+
+
+def threads_of_ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "intune-load"]
+
+
+def test_what_keras_had_sent_before_comes_first() -> None:
+    stock = stock_of(Counting(20), 3)
+    stock.start()
+    batches = stock.get()
+    next(batches)
+    settled(stock)
+    stock.stop()
+    batches.close()
+    pipeline, ours = live_of(stock, 20)
+    kept = [batch[0] for batch in stock.ready_queue.queue]
+    assert len(kept) == 4
+    assert [batch[0] for batch in epochs(ours, [20])] == [*kept, *range(16)]
+    assert [batch[0] for batch in stock.ready_queue.queue] == [16, 17, 18, 19]
+    pipeline.close()
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_the_contract_of_a_pipeline(kind: str) -> None:
+    def build() -> tuple[Any, Iterator[Any]]:
+        pipeline, ours = live_of(stock_of(Counting(60), 4), 60, kind)
+        ours.start()
+        batches = ours.get()
+        return pipeline, (next(batches) for _ in range(60))
+
+    check_pipeline(build, [Counting(60)[number] for number in range(60)], resizes=30, resize_limit_s=20.0)
+    assert not threads_of_ours() and not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("steps", [None, 7])
+def test_a_dataset_without_workers_of_its_own(kind: str, steps: int | None) -> None:
+    dataset = Counting(30)
+    pipeline = PyDatasetPipeline(dataset, workers=0, window=1, kind=kind, clock=Clock())
+    random.seed(3)
+    batches = InLoop(dataset, True, pipeline, steps).get()
+    random.seed(4)  # the order is drawn with the first batch, as Keras does
+    order = list(range(30))
+    random.Random(4).shuffle(order)
+    seen, resizes = [], Resizes(pipeline, 1)
+    for batch in batches:
+        seen.append(batch[0])
+        if kind == "thread" and steps is not None and len(seen) % steps == 0:
+            assert len(dataset.asked) == len(seen), "nothing of the next epoch is made before it begins"
+        resizes()
+    assert seen == order
+    assert pipeline.stages()[0].low == 0
+    assert not threads_of_ours() and not multiprocessing.active_children()
+
+
+def test_a_dataset_without_workers_computes_in_the_loop_at_first() -> None:
+    makers = []
+
+    class Told(Counting):
+        def __getitem__(self, number: int) -> Any:
+            makers.append(threading.current_thread())
+            return super().__getitem__(number)
+
+    dataset = Told(10)
+    pipeline = PyDatasetPipeline(dataset, workers=0, window=1, kind="thread", clock=Clock())
+    batches = InLoop(dataset, False, pipeline, None).get()
+    next(batches)
+    assert dataset.asked == [0] and makers == [threading.current_thread()]
+    batches.close()
+
+
+@pytest.mark.parametrize("makes", [stock_of, lambda *given: live_of(stock_of(*given), 20)[1]])
+def test_an_error_of_the_dataset_ends_the_epoch_at_its_place(makes: Any) -> None:
+    enqueuer = makes(Counting(20, breaks_at=5), 3)
+    enqueuer.start()
+    batches = enqueuer.get()
+    assert [next(batches)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(KeyError, match="5"):
+        next(batches)
+    assert not enqueuer.is_running()
+    enqueuer.start()
+    again = enqueuer.get()
+    assert next(again)[0] == 6, "what was on its way is kept"
+    with contextlib.suppress(KeyError):
+        enqueuer.stop()
+    assert not threads_of_ours()
+
+
+@pytest.mark.parametrize("makes", [stock_of, lambda *given: live_of(stock_of(*given), 20)[1]])
+def test_a_batch_that_is_none_is_left_out(makes: Any) -> None:
+    enqueuer = makes(Counting(20, none_at=2), 3)
+    enqueuer.start()
+    batches = enqueuer.get()
+    assert [next(batches)[0] for _ in range(19)] == [0, 1, *range(3, 20)]
+    enqueuer.stop()
+    with pytest.raises(ValueError, match="after `on_epoch_end`"):
+        next(batches)
+
+
+def test_without_a_thread_to_be_had_keras_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = stock_of(Counting(12), 3)
+    pipeline, ours = live_of(stock, 12)
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_engine", refuses)
+        first = epochs(ours, [12])
+    assert [batch[0] for batch in first] == list(range(12))
+    assert "can't start new thread" in pipeline.why_not
+    assert [batch[0] for batch in epochs(ours, [12])] == list(range(12))
+    assert pipeline.delivered == 24
+
+
+def test_no_child_starts_once_the_dataset_was_changed() -> None:
+    dataset = Counting(40)
+    pipeline, ours = live_of(stock_of(dataset, 3), 40, "process")
+    ours.start()
+    batches = ours.get()
+    assert next(batches)[0] == 0
+    dataset.none_at = 1_000
+    pipeline.resize({"load": 5})
+    assert [next(batches)[0] for _ in range(39)] == list(range(1, 40))
+    assert "changed the dataset" in pipeline.why_not and pipeline.workers == 2
+    ours.stop()
+    pipeline.resize({"load": 3})
+    ours.start()
+    assert next(batches)[0] == 0
+    assert pipeline.why_not == ""
+    pipeline.close()
+    assert not multiprocessing.active_children()
+
+
+def test_random_numbers_in_processes_belong_to_the_batch() -> None:
+    class Drawing(Counting):
+        def __getitem__(self, number: int) -> Any:
+            return number, random.random()
+
+    def drawn(workers: int) -> list[Any]:
+        random.seed(11)
+        pipeline, ours = live_of(stock_of(Drawing(12), 3), 12, "process")
+        pipeline.resize({"load": workers})
+        state = random.getstate()
+        seen = epochs(ours, [12, 12])
+        assert random.getstate() == state
+        return seen
+
+    one, three = drawn(1), drawn(3)
+    assert one == three
+    assert len({value for _, value in one}) == 24
