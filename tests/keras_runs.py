@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
 from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.session import keras_fit
@@ -133,6 +134,27 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
         self.ended += 1
 
 
+class Settles(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    """Waits at each step until Keras's enqueuer has sent its workers as much as fits: that many come first after an
+    epoch that ends early."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        frame: Any = sys._getframe(1)
+        while "epoch_iterator" not in frame.f_locals:
+            frame = frame.f_back
+        enqueuer = getattr(frame.f_locals["epoch_iterator"].data_adapter, "enqueuer", None)
+        if isinstance(enqueuer, OrderedEnqueuer):
+            settled(enqueuer)
+
+
+def settled(enqueuer: Any) -> None:
+    """Wait until a running enqueuer of Keras's has sent all there is, or waits for a place in its queue."""
+    deadline_s, places = time.monotonic() + 30.0, enqueuer.future_queue
+    while enqueuer.run_thread.is_alive() and not (places.full() and places.not_full._waiters):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.0005)
+
+
 def generator(batches: int = ROWS // BATCH) -> Any:
     for page in range(batches):
         time.sleep(0.01)
@@ -179,16 +201,14 @@ def trained(make_data: Callable[[], Any], callbacks: list[Any], step_s: float = 
 # -- cases, each on any backend ----------------------------------------------------------------------------------------
 
 
-def exact(
-    make_data: Callable[[], Any], workers_kind: str | None = None, step_s: float = 0.0, **options: Any
-) -> dict[str, Any]:
+def exact(make_data: Callable[[], Any], workers_kind: str | None = None, **options: Any) -> dict[str, Any]:
     """The same training without us and with random changes all the time."""
-    plain = trained(make_data, [InTuneCallback(mode="off")], step_s, **options)
+    plain = trained(make_data, [InTuneCallback(mode="off"), Settles()], **options)
     RestlessTuner.made.clear()
     tuner, keras_fit.Tuner = keras_fit.Tuner, RestlessTuner  # type: ignore[misc, assignment]
     try:
         callback = InTuneCallback(show_card=False, max_workers=6, decide_every_s=0.0, workers_kind=workers_kind)
-        tuned = trained(make_data, [callback], step_s, **options)
+        tuned = trained(make_data, [callback], **options)
     finally:
         keras_fit.Tuner = tuner  # type: ignore[misc]
     made = RestlessTuner.made[0]
@@ -264,6 +284,13 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "loader": lambda: exact(loader),
     "loader_workers": lambda: exact(lambda: loader(num_workers=2)),
+    "pydataset": lambda: exact(lambda: Numbered(workers=3, item_s=0.001)),
+    "pydataset_steps": lambda: exact(lambda: Numbered(workers=2, max_queue_size=3), steps_per_epoch=10, epochs=4),
+    "pydataset_endless": lambda: exact(
+        lambda: Numbered(None, workers=2, max_queue_size=3), steps_per_epoch=10, epochs=3, shuffle=False
+    ),
+    "pydataset_processes": lambda: exact(lambda: Numbered(workers=1, use_multiprocessing=True)),
+    "pydataset_consent": lambda: exact(Numbered, workers_kind="thread"),
     "many": lambda: exact(lambda: rows(8000), epochs=2),  # by hand: 20,000 changes, some minutes
     "starved": starved,
     "fed": fed,

@@ -42,11 +42,10 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "class weight": ({"workers": 2}, {"class_weight": {0: 1.0, 1: 3.0, 2: 2.0}}),
     "validated": ({"workers": 2}, {"validate": True}),
     "one batch": ({"workers": 2, "batches": 1}, {"epochs": 4}),
-    # Keras's own thread needs a moment to send as much as fits: what is sent at the end of an epoch comes first then.
-    "steps": ({"workers": 2, "max_queue_size": 3}, {"steps_per_epoch": 10, "epochs": 3, "step_s": 0.02}),
+    "steps": ({"workers": 2, "max_queue_size": 3}, {"steps_per_epoch": 10, "epochs": 3}),
     "endless": (
         {"workers": 2, "max_queue_size": 3, "batches": None},
-        {"steps_per_epoch": 10, "epochs": 3, "step_s": 0.02, "shuffle": False},
+        {"steps_per_epoch": 10, "epochs": 3, "shuffle": False},
     ),
     "consent": ({}, {"workers_kind": "thread"}),
     "consent to processes": ({}, {"workers_kind": "process"}),

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import random
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 pytest.importorskip("keras")
 
+import keras_runs as runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
@@ -39,25 +39,13 @@ class Counting:
 
 
 def stock_of(dataset: Any, places: int, shuffle: bool = False, processes: bool = False) -> Any:
-    return OrderedEnqueuer(
-        dataset, workers=2, use_multiprocessing=processes, max_queue_size=places, shuffle=shuffle
-    )
+    return OrderedEnqueuer(dataset, workers=2, use_multiprocessing=processes, max_queue_size=places, shuffle=shuffle)
 
 
 def live_of(stock: Any, steps: int | None, kind: str = "thread") -> tuple[PyDatasetPipeline, LiveEnqueuer]:
     places = stock.future_queue.maxsize
     pipeline = PyDatasetPipeline(stock.py_dataset, workers=2, window=places + 1, kind=kind, clock=Clock())
     return pipeline, LiveEnqueuer(stock, pipeline, steps)
-
-
-def settled(stock: Any) -> None:
-    """Wait until Keras's thread has sent as much as fits."""
-    deadline_s = time.monotonic() + 20.0
-    while stock.run_thread.is_alive():
-        assert time.monotonic() < deadline_s
-        if stock.future_queue.full() and stock.future_queue.not_full._waiters:
-            return
-        time.sleep(0.001)
 
 
 def epochs(enqueuer: Any, takes: list[int], between: Any = lambda: None) -> list[Any]:
@@ -69,7 +57,7 @@ def epochs(enqueuer: Any, takes: list[int], between: Any = lambda: None) -> list
             taken.append(next(batches))
             between()
         if isinstance(enqueuer, OrderedEnqueuer):
-            settled(enqueuer)
+            runs.settled(enqueuer)
         enqueuer.stop()
     return taken
 
@@ -95,7 +83,7 @@ class Resizes:
         self.pipeline.resize({"load": self.random.randint(low, 5), "load.window": self.random.randint(1, 12)})
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     batches=st.integers(1, 12),
     places=st.integers(1, 5),
@@ -135,7 +123,7 @@ def test_what_keras_had_sent_before_comes_first() -> None:
     stock.start()
     batches = stock.get()
     next(batches)
-    settled(stock)
+    runs.settled(stock)
     stock.stop()
     batches.close()
     pipeline, ours = live_of(stock, 20)
@@ -275,3 +263,23 @@ def test_random_numbers_in_processes_belong_to_the_batch() -> None:
     one, three = drawn(1), drawn(3)
     assert one == three
     assert len({value for _, value in one}) == 24
+
+
+@pytest.mark.skipif(
+    runs.keras.backend.backend() != "tensorflow", reason="others are in test_keras_backends"
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_fit_is_as_it_was_and_its_workers_live() -> None:
+    datasets: list[runs.Numbered] = []
+
+    def make() -> runs.Numbered:
+        datasets.append(runs.Numbered(workers=3))
+        return datasets[-1]
+
+    made = runs.exact(make)
+    for what in ("seen", "history", "weights", "random"):
+        assert made["tuned"][what] == made["plain"][what], what
+    assert made["frozen"] is None and made["resizes"] > 20
+    assert {max(values) for key, values in made["tuned"]["logged"].items() if "workers" in key} != {3.0}
+    assert sorted(datasets[0].asked) == sorted(datasets[1].asked)
+    assert not threads_of_ours()
