@@ -44,7 +44,7 @@ def stock_of(dataset: Any, places: int, shuffle: bool = False, processes: bool =
 
 def live_of(stock: Any, steps: int | None, kind: str = "thread") -> tuple[PyDatasetPipeline, LiveEnqueuer]:
     places = stock.future_queue.maxsize
-    pipeline = PyDatasetPipeline(stock.py_dataset, workers=2, window=places + 1, kind=kind, clock=Clock())
+    pipeline = PyDatasetPipeline(stock.py_dataset, workers=2, window=places, kind=kind, clock=Clock())
     return pipeline, LiveEnqueuer(stock, pipeline, steps)
 
 
@@ -112,6 +112,31 @@ def test_epochs_that_end_early_go_on_as_with_keras(
     left = [enqueuer.ready_queue.queue for enqueuer in (stock, base)]
     assert list(left[1]) == list(left[0])
     assert not threads_of_ours()
+
+
+def test_a_wide_window_asks_for_nothing_beyond_what_keras_asks_for() -> None:
+    asked = []
+    for is_ours in (False, True):
+        stock = stock_of(Counting(8), 1)
+        pipeline, ours = live_of(stock, 3)
+        pipeline.resize({"load.window": 12})
+        epochs(ours if is_ours else stock, takes_of(3, 8, many=7))
+        asked.append(sorted(stock.py_dataset.asked))
+    assert asked[0] == asked[1]
+
+
+def test_without_an_end_no_number_is_lost_whatever_was_made_ahead() -> None:
+    pipeline, ours = live_of(stock_of(Counting(None), 1), None)
+    pipeline.resize({"load.window": 12})
+    assert [batch[0] for batch in epochs(ours, [3, 3, 40, 2])] == list(range(48))
+
+
+@pytest.mark.parametrize("is_endless", [False, True])
+def test_a_queue_without_a_limit(is_endless: bool) -> None:
+    pipeline, ours = live_of(stock_of(Counting(None if is_endless else 6), 0), None if is_endless else 2)
+    seen = [batch[0] for batch in epochs(ours, [2, 2, 2])]
+    assert seen == [0, 1, 2, 3, 4, 5], "all that was sent comes before the numbers begin anew"
+    pipeline.close()
 
 
 def threads_of_ours() -> list[str]:
@@ -265,9 +290,7 @@ def test_random_numbers_in_processes_belong_to_the_batch() -> None:
     assert len({value for _, value in one}) == 24
 
 
-@pytest.mark.skipif(
-    runs.keras.backend.backend() != "tensorflow", reason="others are in test_keras_backends"
-)
+@pytest.mark.skipif(runs.keras.backend.backend() != "tensorflow", reason="others are in test_keras_backends")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_a_fit_is_as_it_was_and_its_workers_live() -> None:
     datasets: list[runs.Numbered] = []

@@ -56,9 +56,10 @@ def _line(
 ) -> str:
     workers = wanted.get(entry["name"], entry["current"] if persistent else entry["first"])
     code, mark, remark = entry["knob"].partition("#")
-    if workers and code.startswith(PYDATASET) and PROCESSES not in code:
-        workers = max(workers, LEAST_THREADS)
-    code, was = code.rstrip().format(workers), f"was {entry['first']}"
+    first = entry["first"]
+    if code.startswith(PYDATASET) and PROCESSES not in code:
+        workers, first = max(workers, LEAST_THREADS), max(first, 1)
+    code, was = code.rstrip().format(workers), f"was {first}"
     if window is not None and TOTAL in window["knob"]:
         total = wanted[window["name"]]
         if total != window["first"]:
@@ -69,7 +70,7 @@ def _line(
     elif window is not None:
         each, each_first = (
             max(1, math.ceil(value / max(1, count)))
-            for value, count in ((wanted[window["name"]], workers), (window["first"], entry["first"]))
+            for value, count in ((wanted[window["name"]], workers), (window["first"], first))
         )
         if each != each_first:
             code = f"{code.removesuffix(')')}, {window['knob'].format(each)})"

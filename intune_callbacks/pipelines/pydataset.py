@@ -18,11 +18,13 @@ from intune_callbacks.pipelines.worker_cost import Startup, fork_s
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
-__all__ = ["PyDatasetPipeline", "Run", "knobs"]
+__all__ = ["WAITING", "PyDatasetPipeline", "Run", "knobs"]
 
 WORKERS, WINDOW = "load", "load.window"
 # As in `torch_loader`.
 MAX_PROCESSES, MAX_THREADS, MAX_WINDOW = 64, 256, 4096
+# Keras sends each batch to its workers before it waits for a place in its queue.
+WAITING = 1
 
 
 class PyDatasetPipeline:
@@ -31,7 +33,7 @@ class PyDatasetPipeline:
     Args:
         dataset: the user's; only its `__getitem__` is called.
         workers: the user's number; 0 where the batches are made in the training loop.
-        window: batches in progress or made ahead, as the user's enqueuer has them.
+        window: the user's `max_queue_size`: batches in progress or made ahead, beside the one that waits for a place.
         kind: ``process`` or ``thread``.
         clock: wall and CPU clock.
         max_workers: upper limit of `load`, unless the user's own number is higher.
@@ -85,7 +87,7 @@ class PyDatasetPipeline:
                 source,
                 here if pool is None else None,
                 workers=workers,
-                window=self.window,
+                window=self.window + WAITING,
                 pool=pool,
                 feed=True,
                 hold_at=hold_at,
@@ -130,7 +132,7 @@ class PyDatasetPipeline:
 
     def stats(self) -> PipelineStats:
         run = self._run
-        reading = self._counters.reading(0, self.window) if run is None else run.engine.stats()
+        reading = self._counters.reading(0, self.window + WAITING) if run is None else run.engine.stats()
         return PipelineStats(self._clock.wall(), self.delivered, {WORKERS: reading})
 
     def resize(self, allocation: Mapping[str, int]) -> Allocation:
@@ -168,10 +170,9 @@ class Run:
         self._pipeline, self._source, self.engine = pipeline, source, engine
         self._given = pipeline.given()
 
-    @property
-    def ahead(self) -> int:
-        """Batches whose numbers were drawn and that were not delivered."""
-        return self._source.drawn - self.engine.delivered
+    def draw_no_more(self, beyond: int) -> None:
+        """End with what was drawn, or so many batches beyond what was delivered."""
+        self._source.end = max(self._source.drawn, self.engine.delivered + beyond)
 
     def __iter__(self) -> Run:
         return self
@@ -188,7 +189,7 @@ class Run:
         pipeline, engine = self._pipeline, self.engine
         at_once = pipeline.workers if engine.pool is None else min(pipeline.workers, engine.workers)
         try:
-            engine.resize(at_once, pipeline.window)
+            engine.resize(at_once, pipeline.window + WAITING)
         except Exception as error:  # no thread is to be had: what runs goes on
             pipeline.refused(error, engine.workers)
         engine.prime()
@@ -233,11 +234,14 @@ class _Numbered:
         self._order = order
         self._numbers: Iterator[int] | None = None
         self.drawn = 0
+        self.end: int | None = None
 
     def __iter__(self) -> _Numbered:
         return self
 
     def __next__(self) -> tuple[int, int]:
+        if self.end is not None and self.drawn >= self.end:
+            raise StopIteration
         if self._numbers is None:
             self._numbers = self._order()
         number = next(self._numbers)

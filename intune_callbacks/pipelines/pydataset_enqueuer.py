@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from intune_callbacks.pipelines.pydataset import PyDatasetPipeline, Run
+from intune_callbacks.pipelines.pydataset import WAITING, PyDatasetPipeline, Run
 
 __all__ = ["InLoop", "LiveEnqueuer"]
 
@@ -36,7 +36,7 @@ class LiveEnqueuer:
     def __init__(self, stock: Any, pipeline: PyDatasetPipeline, steps: int | None) -> None:
         self._stock, self._pipeline, self._steps = stock, pipeline, steps
         places = stock.future_queue.maxsize
-        self._sent_ahead = places + 1 if places > 0 else None  # a queue of Python without a size takes all
+        self._sent_ahead = places + WAITING if places > 0 else None  # a queue of Python without a size takes all
         self._taken = 0  # since Keras began to count the batches anew
         self._run: Run | None = None
         self._from_stock: Iterator[Any] | None = None
@@ -133,11 +133,12 @@ class LiveEnqueuer:
             run.close()
 
     def _keep(self, run: Run) -> None:
-        stock, kept = self._stock, 0
-        # Numbers without an end go on from here, so that nothing that was drawn may be lost.
+        stock, ahead, kept = self._stock, self._sent_ahead, 0
+        # Numbers without an end go on from here, so that none that was drawn may be lost.
         endless = stock.py_dataset.num_batches is None
-        least = self._sent_ahead if self._sent_ahead is not None or not endless else 0
-        while least is None or kept < least or (endless and run.ahead):
+        if ahead is not None or endless:
+            run.draw_no_more(beyond=ahead or 0)
+        while endless or ahead is None or kept < ahead:
             try:
                 batch = next(run)
             except StopIteration:

@@ -64,8 +64,7 @@ def _pydataset(data: TrainData, config: TunerConfig, clock: Clock) -> Found:
     workers, window = 0, 1
     if stock is not None:
         places = stock.future_queue.maxsize
-        # Beside those in its queue, one waits for a place.
-        workers, window = dataset.workers, places + 1 if places > 0 else UNLIMITED
+        workers, window = dataset.workers, places if places > 0 else UNLIMITED
     left_alone = stock is None and config.workers_kind is None
     if config.mode != "tune" or left_alone:
         when: Literal["epoch", "user"] = "user" if config.mode == "tune" else "epoch"
