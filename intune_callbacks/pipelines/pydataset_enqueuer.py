@@ -70,7 +70,7 @@ class LiveEnqueuer:
 
     def _takes(self) -> int | None:
         """Return the batches of the epoch that begins: fewer where Keras finds that there are no more."""
-        batches = self._stock.py_dataset.num_batches
+        batches: int | None = self._stock.py_dataset.num_batches
         if self._steps is None or batches is None:
             return self._steps
         before, self._taken = self._taken, self._taken + self._steps
