@@ -33,9 +33,9 @@ class TunerConfig:
         cpus: CPUs the pipeline may use; None reads affinity and cgroup quota at each decision.
         trainer_cpus: CPUs left to the training loop itself.
         max_workers: upper limit of workers per stage; None lets the guard decide.
-        workers_kind: what the workers of a map-style DataLoader are: ``process``, ``thread`` for a dataset that is
-            thread-safe and releases the GIL, or None for what the user's loader has: processes, and with
-            ``num_workers=0`` none. Naming a kind allows workers there, too.
+        workers_kind: what the workers of a map-style DataLoader or a Keras PyDataset are: ``process``, ``thread`` for
+            a dataset that is thread-safe and releases the GIL, or None for what the user's has; with
+            ``num_workers=0``, of a PyDataset ``workers=1``, none. Naming a kind allows workers there, too.
         fine_tune: let the policy ``dqn`` go on learning from this run, in a thread of its own; needs PyTorch.
 
     Raises:

@@ -39,9 +39,9 @@ class InTuneCallback(BaseCallback, _Callback):
     Examples:
         >>> model.fit(dataset, callbacks=[InTuneCallback()])
 
-    The dataset is found by itself and needs no wrapper; a torch `DataLoader` is tuned, too, on each backend. What is
-    given as ``validation_data`` is left alone. A second `fit` with the same callback and the same data goes on with
-    what the first one found.
+    The dataset is found by itself and needs no wrapper; a torch `DataLoader` and a `keras.utils.PyDataset` with workers
+    are tuned, too, on each backend. What is given as ``validation_data`` is left alone. A second `fit` with the same
+    callback and the same data goes on with what the first one found.
 
     Added to the logs of each epoch, where `History`, `CSVLogger`, `TensorBoard` and `EarlyStopping` find it:
 

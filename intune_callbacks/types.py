@@ -54,8 +54,9 @@ class Stage:
         sequential: True when it cannot be replicated (then ``low == high``).
         window_of: for a window, the name of the worker stage whose finished results it bounds.
         when: a change acts ``now``, between two batches, or with the next ``epoch``, or is the ``user``'s to make.
-        knob: how the user writes the value, ``DataLoader(num_workers={})``; of a window one more argument, per worker,
-            ``prefetch_factor={}``. What follows a ``#`` is a remark or, alone, says who wrote it. Empty where no way.
+        knob: how the user writes the value, ``DataLoader(num_workers={})``; of a window one more argument, per worker
+            (``prefetch_factor={}``) or in all (``max_queue_size={total}``). What follows a ``#`` is a remark or, alone,
+            says who wrote it. Empty where no way.
         startup_s: seconds the training loop waits for each worker at each epoch's start; 0 where it waits for none.
         delivering: workers that deliver, where they own shards: none that ended without a batch; None while unknown.
     """

@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
 from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.session import keras_fit
@@ -98,6 +99,62 @@ class Pages(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
         return np.full((BATCH, 2), float(page)), np.zeros((BATCH, 1))
 
 
+class Numbered(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
+    """Batch i is full of the number i, and behind the point, unless it is not `dated`, of the epochs that have ended.
+
+    Args:
+        batches: of an epoch, None for no end.
+        item_s: seconds a batch takes; every third one takes four times as long.
+        breaks_at: a number whose batch cannot be made.
+    """
+
+    last: ClassVar[Any] = None
+
+    def __init__(
+        self, batches: int | None = 24, item_s: float = 0.0, breaks_at: int = -1, dated: bool = True, **given: Any
+    ) -> None:
+        super().__init__(**given)
+        self.batches, self.item_s, self.breaks_at, self.dated, self.ended = batches, item_s, breaks_at, dated, 0
+        self.asked: list[int] = []
+        Numbered.last = self
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.batches
+
+    def __getitem__(self, number: int) -> Any:
+        self.asked.append(number)
+        time.sleep(self.item_s * (4 if number % 3 == 0 else 1))
+        if number == self.breaks_at:
+            raise KeyError(f"no batch {number}")
+        value = number % 90 + self.dated * self.ended / 100
+        return np.full((BATCH, 2), value, "float32"), np.full((BATCH, 1), value // 30, "float32")
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+
+class Settles(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    """Waits at each step until Keras's enqueuer has sent its workers as much as fits: that many come first after an
+    epoch that ends early."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        frame: Any = sys._getframe(1)
+        while "epoch_iterator" not in frame.f_locals:
+            frame = frame.f_back
+        enqueuer = getattr(frame.f_locals["epoch_iterator"].data_adapter, "enqueuer", None)
+        if isinstance(enqueuer, OrderedEnqueuer):
+            settled(enqueuer)
+
+
+def settled(enqueuer: Any) -> None:
+    """Wait until a running enqueuer of Keras's has sent all there is, or waits for a place in its queue."""
+    deadline_s, places = time.monotonic() + 30.0, enqueuer.future_queue
+    while enqueuer.run_thread.is_alive() and not (places.full() and places.not_full._waiters):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.0005)
+
+
 def generator(batches: int = ROWS // BATCH) -> Any:
     for page in range(batches):
         time.sleep(0.01)
@@ -123,7 +180,7 @@ class RestlessTuner(Tuner):
 
 
 def trained(make_data: Callable[[], Any], callbacks: list[Any], step_s: float = 0.0, **options: Any) -> dict[str, Any]:
-    """Return what one fit saw and made of it, from the same seed each time."""
+    """Return what one fit saw and made of it, from the same seed each time; at last, which number `random` gives."""
     keras.utils.set_random_seed(7)
     model = make_model(step_s)
     data = make_data()
@@ -137,19 +194,20 @@ def trained(make_data: Callable[[], Any], callbacks: list[Any], step_s: float = 
         "history": {key: values for key, values in history.items() if not key.startswith("intune/")},
         "logged": {key: values for key, values in history.items() if key.startswith("intune/")},
         "weights": [np.asarray(keras.ops.convert_to_numpy(w)).tolist() for w in model.weights],
+        "random": random.random(),
     }
 
 
 # -- cases, each on any backend ----------------------------------------------------------------------------------------
 
 
-def exact(make_data: Callable[[], Any], **options: Any) -> dict[str, Any]:
+def exact(make_data: Callable[[], Any], workers_kind: str | None = None, **options: Any) -> dict[str, Any]:
     """The same training without us and with random changes all the time."""
-    plain = trained(make_data, [InTuneCallback(mode="off")], **options)
+    plain = trained(make_data, [InTuneCallback(mode="off"), Settles()], **options)
     RestlessTuner.made.clear()
     tuner, keras_fit.Tuner = keras_fit.Tuner, RestlessTuner  # type: ignore[misc, assignment]
     try:
-        callback = InTuneCallback(show_card=False, max_workers=6, decide_every_s=0.0)
+        callback = InTuneCallback(show_card=False, max_workers=6, decide_every_s=0.0, workers_kind=workers_kind)
         tuned = trained(make_data, [callback], **options)
     finally:
         keras_fit.Tuner = tuner  # type: ignore[misc]
@@ -226,6 +284,13 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "loader": lambda: exact(loader),
     "loader_workers": lambda: exact(lambda: loader(num_workers=2)),
+    "pydataset": lambda: exact(lambda: Numbered(workers=3, item_s=0.001)),
+    "pydataset_steps": lambda: exact(lambda: Numbered(workers=2, max_queue_size=3), steps_per_epoch=10, epochs=4),
+    "pydataset_endless": lambda: exact(
+        lambda: Numbered(None, workers=2, max_queue_size=3), steps_per_epoch=10, epochs=3, shuffle=False
+    ),
+    "pydataset_processes": lambda: exact(lambda: Numbered(workers=1, use_multiprocessing=True)),
+    "pydataset_consent": lambda: exact(Numbered, workers_kind="thread"),
     "many": lambda: exact(lambda: rows(8000), epochs=2),  # by hand: 20,000 changes, some minutes
     "starved": starved,
     "fed": fed,

@@ -12,6 +12,7 @@ import pytest
 
 from intune_callbacks.measure.advice import to_set
 from intune_callbacks.pipelines.find import find
+from intune_callbacks.pipelines.pydataset import knobs
 from intune_callbacks.types import Stage
 
 LOADER = Stage("load", "cpu", "workers", 1, 64, 2, knob="DataLoader(num_workers={})")
@@ -33,6 +34,27 @@ def told(stages: Any, wanted: Mapping[str, int]) -> tuple[list[str], list[str]]:
 )
 def test_a_window_is_an_argument_beside_the_workers(wanted: dict[str, int], code: str) -> None:
     assert told((LOADER, WINDOW), wanted) == ([code], [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "wanted", "code"),
+    [
+        ("thread", 2, {"load": 6}, "PyDataset(workers=6)  # was 2"),
+        ("thread", 2, {"load": 6, "load.window": 10}, "PyDataset(workers=6)  # was 2"),
+        ("thread", 2, {"load": 16, "load.window": 20}, "PyDataset(workers=16, max_queue_size=20)  # was 2 and 10"),
+        # With one that is no process Keras computes in the training loop, which is its `workers=1`.
+        ("thread", 0, {"load": 1}, "PyDataset(workers=2)  # was 1"),
+        ("thread", 3, {"load": 1}, "PyDataset(workers=2)  # was 3"),
+        ("process", 3, {"load": 1}, "PyDataset(workers=1, use_multiprocessing=True)  # was 3"),
+    ],
+)
+def test_a_pydataset(kind: str, first: int, wanted: dict[str, int], code: str) -> None:
+    workers, window = knobs(kind)
+    stages = (
+        Stage("load", "cpu", "workers", 0, 64, first, knob=workers),
+        Stage("load.window", "memory", "items", 1, 64, 10, window_of="load", knob=window),
+    )
+    assert told(stages, wanted) == ([code], [])
 
 
 def test_workers_that_shall_live_on() -> None:

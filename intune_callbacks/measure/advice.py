@@ -6,9 +6,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["PERSISTENT", "to_set"]
+__all__ = ["PERSISTENT", "PROCESSES", "PYDATASET", "to_set"]
 
 PERSISTENT = "persistent_workers=True"
+PYDATASET, PROCESSES = "PyDataset(", "use_multiprocessing=True"
+LEAST_THREADS = 2
+"""With one worker that is no process, Keras computes in the training loop."""
+TOTAL = "{total}"
+"""In the knob of a window that is written in all, not per worker."""
 
 
 def to_set(
@@ -51,11 +56,21 @@ def _line(
 ) -> str:
     workers = wanted.get(entry["name"], entry["current"] if persistent else entry["first"])
     code, mark, remark = entry["knob"].partition("#")
-    code, was = code.rstrip().format(workers), f"was {entry['first']}"
-    if window is not None:
+    first = entry["first"]
+    if code.startswith(PYDATASET) and PROCESSES not in code:
+        workers, first = max(workers, LEAST_THREADS), max(first, 1)
+    code, was = code.rstrip().format(workers), f"was {first}"
+    if window is not None and TOTAL in window["knob"]:
+        total = wanted[window["name"]]
+        if total != window["first"]:
+            code, was = (
+                f"{code.removesuffix(')')}, {window['knob'].format(total=total)})",
+                f"{was} and {window['first']}",
+            )
+    elif window is not None:
         each, each_first = (
             max(1, math.ceil(value / max(1, count)))
-            for value, count in ((wanted[window["name"]], workers), (window["first"], entry["first"]))
+            for value, count in ((wanted[window["name"]], workers), (window["first"], first))
         )
         if each != each_first:
             code = f"{code.removesuffix(')')}, {window['knob'].format(each)})"

@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from intune_callbacks.measure.advice import PERSISTENT, to_set
+from intune_callbacks.measure.advice import PERSISTENT, PROCESSES, PYDATASET, to_set
 from intune_callbacks.measure.evidence import NONE, Cause, Evidence
 from intune_callbacks.measure.measured import Measured
-from intune_callbacks.measure.predict import LEAST_GAIN, WAITS, Advice, advise, limiting, promised, step_s
+from intune_callbacks.measure.predict import (
+    LEAST_GAIN,
+    OWN_PROCESSES,
+    WAITS,
+    Advice,
+    advise,
+    limiting,
+    promised,
+    step_s,
+)
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import amount, count, moment, percent, ratio
 
@@ -31,9 +40,11 @@ MUCH_WAIT = 0.2
 """From this share of data wait on a run is input-bound, see `measure.verdict`: a shuffle buffer is filled meanwhile."""
 MEANWHILE = "; a worker makes the next one meanwhile"
 LEFT_ALONE = (
-    "; it is left alone, for the dataset may need the training process: if it does not, write num_workers, or give "
+    "; it is left alone, for the dataset may need the training process: if it does not, write {}, or give "
     "InTuneCallback workers_kind='process' or 'thread'"
 )
+THREADS = {"ParallelMapper(": "method='process'", PYDATASET: PROCESSES}
+"""How the knobs of stages begin whose workers may be threads, and how the user writes processes there."""
 FOLLOWS_WORKERS = "order follows the workers"
 LIMIT_OF_MEMORY = ("soft limit", "memory alarm")
 """Words of the guard's vetoes that are about memory."""
@@ -100,7 +111,7 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
         why = "; no CPU is free for a worker"
     sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}{why or MEANWHILE}"
     if stage.when == "user" and not why:
-        sentence += LEFT_ALONE
+        sentence += LEFT_ALONE.format("workers=2" if stage.knob.startswith(PYDATASET) else "num_workers")
     return _if_it_pays(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))
 
 
@@ -146,12 +157,13 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
         return Cause("serial", stage.name, f"{idle}, for what feeds them is slower and has no workers of its own")
     low, high = ONE_CPU
-    in_threads = stage.knob.startswith("ParallelMapper(") and not rate.worker_bytes and stage.current > 1
+    processes = next((line for knob, line in THREADS.items() if stage.knob.startswith(knob)), "")
+    in_threads = processes and processes not in stage.knob and not rate.worker_bytes and stage.current > 1
     if in_threads and low <= rate.items_per_batch * rate.service_cpu_s / seen.period_s <= high:
         together = (
             f"the {stage.current} threads of {name} keep 1 CPU busy between them, for Python lets one run at a time"
         )
-        return Cause("serial", stage.name, f"{together}: processes (method='process') would use more")
+        return Cause("serial", stage.name, f"{together}: processes ({processes}) would use more")
     return None
 
 
@@ -201,7 +213,7 @@ def _cpus(seen: Measured) -> str:
 
 
 def _startup(seen: Measured, known: Evidence) -> Cause | None:
-    started = [s for s in seen.workers if s.startup_s > 0.0 and s.current]
+    started = [s for s in seen.workers if s.startup_s > 0.0 and s.current and s.knob.startswith(OWN_PROCESSES)]
     if not started or not seen.seam_s or not known.may_persist:
         return None
     persistent = tuple(stage.name for stage in started)

@@ -7,28 +7,21 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import psutil
 import torch
 from torch.utils.data import DataLoader
 
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
+from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.torch_workers import Fetch, Start, carry_tensor, context_of, pin
 from intune_callbacks.pipelines.watched import Watch
-from intune_callbacks.pipelines.worker_cost import Startup
+from intune_callbacks.pipelines.worker_cost import Startup, fork_s
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock
 
 __all__ = ["WORKERS", "Engines"]
 
 WORKERS = "load"
-
-# A fork takes so long, plus so much per byte that has to be mapped anew: assumed until one was measured.
-FORK_S, FORK_S_PER_BYTE = 0.01, 0.02 / 2**30
-
-NESTED, MOST_PARTS = 4, 64
-"""How deep, and how many parts of each object, are looked at for values the training changed. A choice: a
-large dataset must not hold up the training."""
 
 
 class Engines:
@@ -160,7 +153,7 @@ class Engines:
 
     def given(self) -> Any:
         """Return the plain values that dataset and collate function hold now, None where no process gets a copy."""
-        return _plain((self.loader.dataset, self.loader.collate_fn)) if self.kind == "process" else None
+        return plain_values((self.loader.dataset, self.loader.collate_fn)) if self.kind == "process" else None
 
     def engine(self, source: Iterator[Any], pulled: int, pool: ProcessPool | None) -> ElasticMap[Any]:
         """Return our engine with its first workers; the source has not been touched.
@@ -203,7 +196,7 @@ class Engines:
             if measured.count:
                 return measured.total_s / measured.count
         if self._prior_s is None:
-            self._prior_s = FORK_S + FORK_S_PER_BYTE * psutil.Process().memory_info().rss
+            self._prior_s = fork_s()
         return self._prior_s
 
     def _seam(self, pulled: int) -> int | None:
@@ -234,17 +227,3 @@ class Engines:
         if device is None or device.type == "mps":
             return None
         return pin(torch.accelerator.current_device_index(), device.type)
-
-
-def _plain(given: Any, depth: int = NESTED) -> Any:
-    """Return the numbers and strings in an object and in what it holds, so that two such returns can be compared."""
-    if given is None or isinstance(given, bool | int | float | str):
-        return given
-    if depth == 0:
-        return None
-    if isinstance(given, list | tuple):
-        return [_plain(part, depth - 1) for part in given[:MOST_PARTS]]
-    held = getattr(given, "__dict__", None)
-    if not isinstance(held, dict):
-        return None
-    return {name: _plain(held[name], depth - 1) for name in list(held)[:MOST_PARTS]}

@@ -208,6 +208,7 @@ class WatchedLoader:
         when: ``epoch`` if the numbers could be tuned, ``user`` if they are the user's to change.
         dataset: of the loader.
         anew: whether its workers are started anew each epoch.
+        knobs: how the user writes workers and window.
     """
 
     def __init__(
@@ -220,9 +221,11 @@ class WatchedLoader:
         when: Literal["epoch", "user"] = "epoch",
         dataset: object = None,
         anew: bool = False,
+        knobs: tuple[str, str] = (WORKERS_KNOB, WINDOW_KNOB),
     ) -> None:
         self.clock, self._workers, self._window = clock, workers, max(1, window)
-        self._knob = f"{WORKERS_KNOB}  # {remark}" if remark else WORKERS_KNOB
+        self._knob = f"{knobs[0]}  # {remark}" if remark else knobs[0]
+        self._window_knob = knobs[1]
         self._when, self._anew = when, anew
         self.watch = Watch(workers, self._window, clock)
         self.delivery = Delivery(workers, dataset, clock)
@@ -262,7 +265,7 @@ class WatchedLoader:
                 self._window,
                 window_of="load",
                 when=self._when,
-                knob=WINDOW_KNOB if self._workers else "",
+                knob=self._window_knob if self._workers else "",
             ),
         )
 

@@ -125,9 +125,9 @@ class BaseCallback:
         cpus: CPUs the pipeline may use; None reads affinity and cgroup quota at each decision.
         trainer_cpus: CPUs left to the training loop itself.
         max_workers: upper limit of workers per stage.
-        workers_kind: what the workers of a map-style DataLoader are: ``process``, ``thread``, or None for what the
-            loader has. A loader with ``num_workers=0`` is left alone unless a kind is named: its dataset may need the
-            training process.
+        workers_kind: what the workers of a map-style DataLoader or a Keras PyDataset are: ``process``, ``thread``, or
+            None for what it has. One without workers (``num_workers=0``, ``workers=1``) is left alone unless a kind is
+            named: its dataset may need the training process.
         fine_tune: let the policy ``dqn`` go on learning from this run.
 
     Attributes:

@@ -14,12 +14,13 @@ from intune_callbacks.measure.device import CudaWait, cuda_wait
 from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.pipelines.base import Combined
-from intune_callbacks.pipelines.find import Found, find
+from intune_callbacks.pipelines.find import Found
 from intune_callbacks.record.history import History
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit, stage_metrics
 from intune_callbacks.session.keras_bar import Bar, put_first
-from intune_callbacks.session.keras_hooks import Adopted, Fetches, TrainData, batch_rows, from_fit
+from intune_callbacks.session.keras_hooks import Fetches, TrainData, batch_rows, from_fit
+from intune_callbacks.session.keras_source import take_over
 from intune_callbacks.session.keras_timer import LoopReading, LoopTimer
 from intune_callbacks.session.loaders import let_go
 from intune_callbacks.session.ranks import place
@@ -224,14 +225,11 @@ class Fit(TunedFit):
         config, tune = self.config, self.config.mode == "tune"
         self.why = data.why
         self._timer = LoopTimer(self._read, self._clock, data.together)
-        if data.loader is not None:
-            found = find(data.loader, max_workers=config.max_workers, workers_kind=config.workers_kind, live=tune)
+        found = take_over(data, config, self._clock, self.give_up)
+        if found is not None:
             self.why, self.hints = found.why, found.hints
-            if found.pipeline is not None:
-                found.pipeline.prepare()
-                self.pipeline = found.pipeline
-                data.give_loader(Adopted(data.loader, found.pipeline, self.give_up))
-            self._source = weakref.ref(data.loader)
+            self.pipeline = found.pipeline or self.pipeline
+            self._source = weakref.ref(data.pydataset if data.loader is None else data.loader)
         if data.dataset is not None:
             # Only here: TensorFlow is there already when there is a dataset.
             from intune_callbacks.pipelines.tfdata import DatasetPipeline, is_compiled

@@ -11,8 +11,10 @@ from typing import Any
 from intune_callbacks.session.fit import samples_in
 from intune_callbacks.types import Clock
 
-__all__ = ["Adopted", "Fetches", "TrainData", "batch_rows", "from_fit"]
+__all__ = ["GIVE_OTHER", "NO_PYDATASET", "Fetches", "TrainData", "batch_rows", "from_fit"]
 
+GIVE_OTHER = "give model.fit a tf.data.Dataset or a torch DataLoader to have it tuned"
+NO_PYDATASET = "this version of Keras keeps the workers of a PyDataset where InTune does not find them"
 _MISSING = object()
 
 
@@ -54,14 +56,17 @@ class TrainData:
         restarts: True when each epoch makes an iterator of its own, False when one serves them all.
         together: steps of one compiled loop, which asks for its batches while it computes; else 1.
         batch_rows: samples of a full batch as Keras knows them, None where it does not.
-        why: for what is neither dataset nor loader, why it cannot be tuned and the smallest change that would help.
+        adapter: Keras's, of what the user gave.
+        pydataset: the user's `keras.utils.PyDataset`, None when it is something else.
+        epoch_batches: batches the training takes in an epoch, None where Keras does not know.
+        why: for what is none of these, why it cannot be tuned and the smallest change that would help.
     """
 
     def __init__(self, epoch_iterator: Any) -> None:
         self._iterator = weakref.ref(epoch_iterator)
-        self._adapter = epoch_iterator.data_adapter
+        self.adapter = epoch_iterator.data_adapter
         self._undo: list[tuple[weakref.ref[Any], str, Any, Any]] = []
-        given = getattr(self._adapter, "_dataset", None)
+        given = getattr(self.adapter, "_dataset", None)
         in_graph = getattr(epoch_iterator, "_distributed_dataset", None)
         self.in_python = in_graph is None
         self.together = 1 if self.in_python else _whole(getattr(epoch_iterator, "steps_per_execution", 1)) or 1
@@ -70,9 +75,13 @@ class TrainData:
         self.own = _is_dataset(given)
         iterated = given if self.in_python else in_graph
         self.dataset = iterated if _is_dataset(iterated) else None
-        self.loader = _loader(self._adapter)
-        self.batch_rows = _whole(getattr(self._adapter, "batch_size", None))
-        self.why = self._why(type(self._adapter).__name__)
+        self.loader = _loader(self.adapter)
+        self.epoch_batches = _epoch_batches(epoch_iterator)
+        spread = not self.in_python and self.dataset is None
+        is_pydataset = type(self.adapter).__name__ == "PyDatasetAdapter" and not spread
+        self.pydataset = getattr(self.adapter, "py_dataset", None) if is_pydataset else None
+        self.batch_rows = _whole(getattr(self.adapter, "batch_size", None))
+        self.why = self._why(type(self.adapter).__name__)
 
     def _why(self, adapter: str) -> str:
         if not self.in_python and self.dataset is None:
@@ -80,26 +89,30 @@ class TrainData:
                 "the distribution strategy has spread the dataset over the devices, where its stages cannot be "
                 "reached; nothing is tuned. Train on one device per process to have it tuned"
             )
-        if self.own or self.loader is not None:
+        if self.own or self.loader is not None or self.pydataset is not None:
             return ""
         what = {
             "ArrayDataAdapter": "arrays are sliced in memory by Keras, so there is no pipeline to tune",
-            "PyDatasetAdapter": "the workers of a PyDataset are fixed once it runs",
+            "PyDatasetAdapter": NO_PYDATASET,
             "GeneratorDataAdapter": "a Python generator makes one batch after the other",
             "GrainDatasetAdapter": "Grain's workers are fixed once it runs",
         }.get(adapter, f"{adapter} is not a source InTune knows")
-        return f"{what}; give model.fit a tf.data.Dataset or a torch DataLoader to have it tuned"
+        return f"{what}; {GIVE_OTHER}"
 
     def give_dataset(self, dataset: Any) -> None:
         """Let Keras make its next iterators from `dataset`."""
         if not self.in_python:
             self._replace(self._iterator(), "_distributed_dataset", dataset)
         else:
-            self._replace(self._adapter, "_dataset", dataset)
+            self.in_adapter("_dataset", dataset)
 
     def give_loader(self, loader: Any) -> None:
         """Let Keras make its next iterators from `loader`, an iterable over the same batches."""
-        self._replace(self._adapter, "_dataloader", loader)
+        self.in_adapter("_dataloader", loader)
+
+    def in_adapter(self, name: str, value: Any) -> None:
+        """Set an attribute of Keras's adapter till the end of the fit."""
+        self._replace(self.adapter, name, value)
 
     def time(self, fetches: Fetches, watched: Callable[[], int]) -> None:
         """Send the fetches of every iterator nobody else watches through Python, where they are counted.
@@ -171,27 +184,6 @@ class Fetches:
         return batch
 
 
-class Adopted:
-    """The user's loader, each of whose iterators is taken over.
-
-    Args:
-        loader: the user's.
-        pipeline: what takes them over.
-        give_up: told of an iterator that could not be; the loop then gets it as it is.
-    """
-
-    def __init__(self, loader: Any, pipeline: Any, give_up: Callable[[str, BaseException], None]) -> None:
-        self._loader, self._pipeline, self._give_up = loader, pipeline, give_up
-
-    def __iter__(self) -> Iterator[Any]:
-        iterator: Iterator[Any] = iter(self._loader)
-        try:
-            return self._pipeline.adopt(iterator)  # type: ignore[no-any-return]
-        except Exception as error:
-            self._give_up("the start of an epoch", error)
-            return iterator
-
-
 class _Timed:
     def __init__(
         self, iterable: Any, fetches: Fetches, watched: Callable[[], int], end: Callable[[], BaseException]
@@ -257,6 +249,13 @@ def _batched_by(dataset: Any, tensorflow: Any) -> int | None:
 def _is_dataset(value: Any) -> bool:
     tensorflow = sys.modules.get("tensorflow")  # a dataset exists only where TensorFlow was imported
     return tensorflow is not None and isinstance(value, tensorflow.data.Dataset)
+
+
+def _epoch_batches(epoch_iterator: Any) -> int | None:
+    batches = getattr(epoch_iterator, "steps_per_epoch", None) or getattr(epoch_iterator, "_num_batches", None)
+    together = _whole(getattr(epoch_iterator, "steps_per_execution", 1)) or 1
+    # A compiled loop takes all of its batches, also where the epoch ends in between.
+    return -(-batches // together) * together if isinstance(batches, int) else None
 
 
 def _whole(value: Any) -> int | None:
