@@ -29,6 +29,7 @@ __all__ = [
     "setting",
     "short_percent",
     "six_digits",
+    "size",
     "span",
     "stage_value",
     "times",

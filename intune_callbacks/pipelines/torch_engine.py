@@ -82,10 +82,12 @@ class Engines:
     @property
     def starts_at_once(self) -> bool:
         """True where a new worker computes at once: a thread, or a fork in which no code of the user's runs before."""
-        loader = self.loader
-        if self.kind != "process":
-            return True
-        return loader.worker_init_fn is None and context_of(loader.multiprocessing_context).get_start_method() == "fork"
+        return self.kind != "process" or (self.loader.worker_init_fn is None and self.start_method == "fork")
+
+    @property
+    def start_method(self) -> str:
+        """How the loader starts processes."""
+        return str(context_of(self.loader.multiprocessing_context).get_start_method())
 
     @property
     def least_window(self) -> int:

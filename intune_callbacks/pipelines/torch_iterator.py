@@ -116,13 +116,13 @@ class LoaderIterator:
             # What the stock iterator still has in flight comes first.
             if engine.workers < engines.workers:
                 self._children.grow(engine, waiting=False)
-            try:
-                batch = next(self._stock)
+            batch = _NONE if self._stock.is_over(None) else next(self._stock, _NONE)
+            if batch is not _NONE:
                 self._number += 1
                 self._prime(engine)
                 return batch
-            except StopIteration:
-                self._drop_stock()
+            # A spawned process takes seconds to end: it cleans up what a forked one leaves to the kernel.
+            self._drop_stock(waiting=engines.start_method != "spawn")
         if engine.workers < engines.workers:
             engine.prime(asked=True)
             self._children.grow(engine, waiting=True)
@@ -290,10 +290,10 @@ class LoaderIterator:
             self.engine.close()
         self._children.drop()
 
-    def _drop_stock(self) -> None:
+    def _drop_stock(self, waiting: bool = True) -> None:
         stock, self._stock = self._stock, None
         if stock is not None:
-            stock.end()
+            stock.end(waiting)
 
     def __del__(self) -> None:
         try:
