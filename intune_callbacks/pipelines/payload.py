@@ -47,7 +47,7 @@ class Payload:
             by_type[kind] = reduce if kind in _FOR_ALL else self._part
         before = contexts.get_spawning_popen()
         # Locks and proxies ask whether a process is being started; what asks for more than that is refused.
-        contexts.set_spawning_popen(_AnyStart())
+        contexts.set_spawning_popen(_AnyStart())  # type: ignore[arg-type]
         try:
             self._message = packed(value, by_type=by_type)
         finally:
