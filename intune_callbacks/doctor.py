@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ __all__ = ["Finding", "examine", "text"]
 GB = 1e9
 LITTLE_SHM_BYTES = 1 << 30
 """Below this a stock DataLoader may run out of it. A choice: Docker gives 64 MB where nobody asked for more."""
+HOLDS = {
+    "fork": "a worker computes at once, and copies of the training process's memory what either of the two writes to",
+    "forkserver": "a worker imports your modules first, and holds a dataset of its own",
+    "spawn": "a worker imports your modules first, and holds a dataset of its own",
+}
 STATES = ("ok", "limited", "missing")
 
 # Packages of which one is enough, what they bring, and the extra that installs them.
@@ -110,6 +116,7 @@ def _machine(probe: Probe) -> list[Finding]:
     limited = f", a limit of the container; the machine has {whole / GB:.1f}" if now.memory_limit_bytes < whole else ""
     memory = f"{now.memory_used_bytes / GB:.1f} of {now.memory_limit_bytes / GB:.1f} GB used{limited}"
     found.append(Finding("memory", "ok", memory))
+    found.append(Finding("start method", "ok", _start_method()))
     if now.shm_free_bytes is not None:
         little = now.shm_free_bytes < LITTLE_SHM_BYTES
         remedy = "docker run --shm-size=8g, if workers of a stock DataLoader die with a bus error" if little else None
@@ -120,6 +127,12 @@ def _machine(probe: Probe) -> list[Finding]:
     else:
         found.append(Finding("GPU", "ok", f"{percent(now.gpu_utilisation)} busy"))
     return found
+
+
+def _start_method() -> str:
+    """How worker processes begin where neither the script nor the loader says so, and what each then holds."""
+    method = multiprocessing.get_all_start_methods()[0]  # asked in any other way, it would be fixed for this process
+    return f"{method} by default: {HOLDS[method]}; the end card tells how much where it is much"
 
 
 def _version(package: str, version_of: Callable[[str], str]) -> str | None:

@@ -162,7 +162,7 @@ class Tuner:
             steps=now.totals.steps,
             samples=now.samples,
             stages=tuple(StageRow(**asdict(s), first=first.get(s.name, s.current)) for s in self._stages),
-            memory=Memory(soft_limit_frac=self.config.memory_soft_limit),
+            memory=Memory(soft_limit_frac=self.config.memory_soft_limit, worker_bytes=self._guard.worker_bytes),
             before=seen.describe_before(),
             after=seen.describe_after(),
             whole=seen.whole(),

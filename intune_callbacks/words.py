@@ -29,6 +29,7 @@ __all__ = [
     "setting",
     "short_percent",
     "six_digits",
+    "size",
     "span",
     "stage_value",
     "times",
@@ -54,8 +55,8 @@ COLUMNS, INDENT = 80, 8
 """Width of folded text and indent of what continues a line. A choice: the usual terminal."""
 SECONDS_UP_TO, MINUTES_UP_TO = 180.0, 3 * 3600.0
 """Seconds up to which an axis counts in seconds, and in minutes. A choice: no more than three digits."""
-WHOLE_GB_FROM = 10e9
-"""Bytes from which on a memory limit is written in whole GB: tenths of so many say nothing."""
+GB_FROM, WHOLE_GB_FROM = 1e9, 10e9
+"""Bytes from which on a size is written in GB, and a memory limit in whole ones: tenths of so many say nothing."""
 
 
 def number(value: object) -> float | None:
@@ -106,6 +107,11 @@ def quantity(value: object, unit: str) -> str:
 def memory(used_bytes: float, limit_bytes: float) -> str:
     """Return memory in use and its limit, such as ``1.2 of 64 GB``."""
     return f"{used_bytes / 1e9:.1f} of {limit_bytes / 1e9:.{0 if limit_bytes >= WHOLE_GB_FROM else 1}f} GB"
+
+
+def size(held_bytes: float) -> str:
+    """Return what something holds, such as ``85 MB`` or ``1.2 GB``."""
+    return f"{held_bytes / 1e9:.1f} GB" if held_bytes >= GB_FROM else f"{held_bytes / 1e6:.0f} MB"
 
 
 def four_digits(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
@@ -114,6 +115,14 @@ def test_a_small_container() -> None:
     assert {name for name, finding in found.items() if finding.state == "limited"} == {"CPUs", "shared memory"}
     assert "limit of the container" in found["memory"].says
     assert "--shm-size" in str(found["shared memory"].remedy)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_the_start_method_and_what_a_worker_then_holds(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: [method])
+    told = findings()["start method"]
+    assert told.state == "ok" and told.says.startswith(f"{method} by default: ")
+    assert ("copies" in told.says) == (method == "fork")
 
 
 def test_text_has_a_line_for_each_and_the_remedies() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from intune_callbacks import Clock, WorkerDied
 from intune_callbacks.pipelines.counters import Counters, nbytes
 from intune_callbacks.pipelines.elastic import ElasticMap
+from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.workers import ProcessPool
 
 QUICK = settings(max_examples=60, suppress_health_check=list(HealthCheck))
@@ -94,7 +95,7 @@ def run(plan: dict, pool: ProcessPool | None) -> None:
     if plan["zero"] and plan["feed"]:
         # Computed by the consumer while there are no workers.
         settings_["inline"] = work
-        settings_["hold_at"] = plan["items"]
+        settings_["hold"] = Hold(plan["items"])
     stage = ElasticMap(source_of(plan), work, pool=pool, **settings_)
     done = threading.Event()
 
@@ -292,7 +293,7 @@ def test_items_fed_to_a_worker_that_leaves_are_computed_by_the_consumer() -> Non
 
 def test_without_workers_nothing_is_pulled_ahead_or_past_the_end() -> None:
     taken: list = []
-    stage = ElasticMap(counted(5, taken), work, inline=work, workers=0, window=8, feed=True, hold_at=5)
+    stage = ElasticMap(counted(5, taken), work, inline=work, workers=0, window=8, feed=True, hold=Hold(5))
     for number in range(1, 6):
         stage.prime()
         assert plain(next(stage)) == number - 1 and len(taken) == number

@@ -175,6 +175,14 @@ def test_a_frozen_run_says_why() -> None:
     assert card.splitlines()[-1].startswith("next    the allocation stayed where it was")
 
 
+@pytest.mark.parametrize(("own_bytes", "told"), [(85e6, "85 MB"), (1.25e9, "1.2 GB"), (1e6, ""), (None, "")])
+def test_what_worker_processes_hold_is_told_where_it_is_much(own_bytes: float | None, told: str) -> None:
+    summary = run()
+    summary = replace(summary, memory=replace(summary.memory, worker_bytes=own_bytes))
+    rows = [text for label, text in card_rows(build_report(summary)) if label == "also"]
+    assert rows == ([f"each worker process holds {told} of memory of its own"] if told else [])
+
+
 def test_a_limit_of_the_machine_is_named() -> None:
     report = build_report(run(model_s=0.001))
     assert report.verdict == "input-bound"

@@ -146,6 +146,7 @@ if __name__ == "__main__":
     pool = ProcessPool(work, multiprocessing.get_context(sys.argv[1]))
     children = [pool.get() for _ in range(2)]
     for child in children:
+        assert child.ready.wait(60.0)
         child.wire.send((0, None))
     print(*pool.pids, flush=True)
     time.sleep(60)

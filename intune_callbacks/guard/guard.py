@@ -59,6 +59,11 @@ class Guard:
         """The largest known size of an item of any stage, 0 while none is known."""
         return max(self._item_bytes.values(), default=0.0)
 
+    @property
+    def worker_bytes(self) -> float | None:
+        """The most that one worker process of any stage is known to hold of its own, None while none is known."""
+        return max(self._worker_bytes.values(), default=0.0) or None
+
     def watch(self, observation: Observation) -> None:
         """Remember CPU shares and sizes of a window; `check` and `alarm` do it by themselves."""
         if observation.at_s == self._seen_at_s:

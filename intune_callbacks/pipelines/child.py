@@ -9,14 +9,15 @@ import pickle
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from intune_callbacks.pipelines.payload import inherited
 from intune_callbacks.pipelines.wire import Reducer, Wire
 
-__all__ = ["Starts", "child_main"]
+__all__ = ["Given", "Starts", "child_main"]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -29,20 +30,27 @@ class Starts(Protocol):
     def __call__(self, number: int) -> Any: ...
 
 
+# What to do to one item, and what is called once before the first one.
+Given = tuple[Callable[[Any], Any], Starts | None]
+
+
 def child_main(
     connection: Connection,
-    fn: Callable[[Any], Any],
-    start: Starts | None,
+    given: Given | None,
+    parts: Sequence[Any],
     worker_id: int,
     reducer: Reducer | None,
     starter: int | None,
 ) -> None:
     """Be a worker process; called in one.
 
+    It says when it can be given something: first what it lacks of `given`, then, once it has begun, items. That second
+    message is what `given` returned at its begin.
+
     Args:
         connection: the child's end of its pipe.
-        fn: what to do to one item.
-        start: called once before the first item.
+        given: what to do; None where it comes through the pipe.
+        parts: of what comes through the pipe.
         worker_id: workers started before.
         reducer: pickling of special types.
         starter: the process to end with, None where the starting thread may end before it.
@@ -56,26 +64,32 @@ def child_main(
         _end_with_parent()
         if parent != starter:  # it ended before the kernel was told
             return
-    broken: BaseException | None = None
+
+    def is_needed() -> bool:
+        return os.getppid() == parent
+
+    fn: Callable[[Any], Any] | None = None
+    start: Starts | None = None
+    broken: Exception | None = None
     told: Any = None
     try:
-        if start is not None:
-            told = start(worker_id)
-    except Exception as error:
-        broken = error
-    try:
-        if start is not None and worker_id == 0:
-            wire.send(told)
+        try:
+            fn, start = _received(wire, parts, is_needed) if given is None else given
+            if start is not None:
+                told = start(worker_id)
+        except Exception as error:
+            broken = error
+        wire.send(told)
         while True:
-            task = wire.receive(lambda: os.getppid() == parent)
+            task = wire.receive(is_needed)
             if task is None:
                 return
             if start is not None:
                 start.told = task[1]
             begin_cpu_s = time.process_time()
             try:
-                if broken is not None:
-                    raise broken
+                if broken is not None or fn is None:
+                    raise broken or RuntimeError("nothing to do was given")
                 answer = wire.pack((True, fn(task[0]), time.process_time() - begin_cpu_s))
             except Exception as error:
                 answer = wire.pack((False, *_portable(error)))
@@ -84,6 +98,12 @@ def child_main(
             task = answer = None  # type: ignore[assignment]
     except (EOFError, OSError):
         return
+
+
+def _received(wire: Wire, parts: Sequence[Any], is_needed: Callable[[], bool]) -> Given:
+    wire.send(None)
+    with inherited(parts):
+        return wire.receive(is_needed)  # type: ignore[no-any-return]
 
 
 def _end_with_parent() -> None:

@@ -19,7 +19,9 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from intune_callbacks.pipelines.counters import Counters
-from intune_callbacks.pipelines.workers import Child, ProcessPool
+from intune_callbacks.pipelines.hold import Hold
+from intune_callbacks.pipelines.worker import READY_S, Child
+from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock, StageStats
 
 __all__ = ["ElasticMap"]
@@ -58,12 +60,8 @@ class ElasticMap(Generic[Y]):
         snapshot: called after each pull, under the source's lock; what it returned for an item is in `state` once
             that item was delivered.
         feed: pull the source in the consumer's thread (index samplers that draw random numbers), window ahead.
-        hold_at: with `feed`, look for the end of the source only when the consumer asks for more than so many items:
-            a sampler may draw random numbers there, and a trainer that knows the length never asks.
-        hold_every: look as carefully after each so many items more; 0 for a source that has one end.
+        hold: with `feed`, where to look for the end of the source with care.
         inline: with `feed`, what the consumer does to an item itself while there are 0 workers; None keeps one worker.
-        hold_window: look for the end as soon as fewer results than this are left to deliver, as a stock loader with
-            workers does.
         finish: applied to each result in the parent's worker thread (pinning memory).
         timeout_s: raise RuntimeError if one item takes longer to arrive; 0 waits for as long as a worker lives.
         counters: where to count; a new `Counters` by default.
@@ -86,9 +84,7 @@ class ElasticMap(Generic[Y]):
         pool: ProcessPool | None = None,
         snapshot: Callable[[], Any] | None = None,
         feed: bool = False,
-        hold_at: int | None = None,
-        hold_every: int = 0,
-        hold_window: int = 0,
+        hold: Hold | None = None,
         inline: Callable[[Any], Y] | None = None,
         finish: Callable[[Y], Y] | None = None,
         timeout_s: float = 0.0,
@@ -103,8 +99,7 @@ class ElasticMap(Generic[Y]):
         self.counters = counters or Counters()
         self._source, self._fn, self._pool = source, fn, pool
         self._snapshot, self._finish, self._timeout_s = snapshot, finish, timeout_s
-        self._ordered, self._feeding = ordered, feed
-        self._hold_at, self._hold_every, self._hold_window = hold_at, hold_every, hold_window
+        self._ordered, self._feeding, self._hold = ordered, feed, hold or Hold()
         self._inline = inline if feed else None
         self._fewest = 1 if self._inline is None else 0
         self._clock = clock or Clock()
@@ -117,7 +112,8 @@ class ElasticMap(Generic[Y]):
         self._inbox: deque[_Task] = deque()
         self._claimed = self._pulled = self._delivered = 0
         self._exhausted = self._closed = False
-        self._workers, self._window, self._alive = 0, max(1, window), 0
+        self._workers, self._window = 0, max(1, window)
+        self._alive = self._starting = 0  # worker threads; those of them whose process cannot compute yet
         self._threads: list[threading.Thread] = []
         self._idle_s: float | None = None
         self._join_until_s: float | None = None
@@ -161,8 +157,7 @@ class ElasticMap(Generic[Y]):
             if workers is not None:
                 self._workers = max(self._fewest, int(workers))
                 self._idle_s = None
-            ended = self._closed or (self._exhausted and not self._inbox)
-            missing = 0 if ended else max(0, self._workers - self._alive)
+            missing = 0 if self._is_over() else max(0, self._workers - self._alive)
             self._alive += missing
             self._space.notify_all()
             if not self._workers:
@@ -182,10 +177,14 @@ class ElasticMap(Generic[Y]):
 
     def _start(self) -> None:
         child = self._pool.get() if self._pool is not None else None
+        with self._lock:
+            self._starting += child is not None
         thread = threading.Thread(target=self._work, args=(child,), daemon=True, name=f"intune-{self.name}")
         try:
             thread.start()
         except BaseException:
+            with self._lock:
+                self._starting -= child is not None
             if child is not None and self._pool is not None:
                 self._pool.put(child)
             raise
@@ -217,8 +216,7 @@ class ElasticMap(Generic[Y]):
     def _work(self, child: Child | None) -> None:
         wall, cpu, pool = self._clock.wall, self._clock.cpu, self._pool
         try:
-            with self._lock:
-                claim = self._claim()
+            claim = self._first_claim(child)
             while claim is not None:
                 task = claim if self._feeding else self._pull()
                 if task is None:
@@ -229,7 +227,7 @@ class ElasticMap(Generic[Y]):
                 cpu_s, size_bytes = -1.0, None
                 try:
                     if child is not None and pool is not None:
-                        value, cpu_s, size_bytes = pool.call(child, item, self._cancelled)
+                        value, cpu_s, size_bytes = pool.call(child, item, lambda: self._closed)
                     else:
                         value = self._fn(item)  # type: ignore[misc]
                     if self._finish is not None:
@@ -259,10 +257,26 @@ class ElasticMap(Generic[Y]):
             if child is not None and pool is not None:
                 pool.put(child, surplus=not (self._closed or self._exhausted))
 
+    def _first_claim(self, child: Child | None) -> _Task | None:
+        """Claim once the process can compute: an item claimed before holds up all that follow it."""
+        while child is not None and not child.ready.wait(READY_S):
+            with self._lock:
+                if self._is_over() or self._alive > self._workers:
+                    self._starting -= 1
+                    self._alive -= 1
+                    return None
+        with self._lock:
+            self._starting -= child is not None
+            return self._claim()
+
+    def _is_over(self) -> bool:
+        return self._closed or (self._exhausted and not self._inbox)
+
     def _claim(self) -> _Task | None:
         """Wait for room in the window (lock held); None tells the worker to leave."""
         while True:
-            if self._closed or (self._exhausted and not self._inbox) or self._alive > self._workers:
+            # Where there are fewer to be, those that cannot compute yet leave first.
+            if self._is_over() or self._alive - self._starting > self._workers:
                 self._alive -= 1
                 # This worker may have been woken for room it does not use: pass the call on.
                 self._space.notify()
@@ -302,9 +316,6 @@ class ElasticMap(Generic[Y]):
                 self._ready.notify_all()
                 self._space.notify_all()
         return None
-
-    def _cancelled(self) -> bool:
-        return self._closed
 
     # -- the consumer --------------------------------------------------------------------------------------------
 
@@ -387,7 +398,7 @@ class ElasticMap(Generic[Y]):
         """Pull the source up to the window, in the consumer's thread (lock held); nothing ahead with no workers."""
         fed, room = 0, self._window if self._workers else int(asked)
         while not (self._exhausted or self._closed) and self._pulled - self._delivered < room:
-            if self._is_held() and not self._may_look_for_the_end(asked, before):
+            if not self._hold.may_pull(self._pulled, self._pulled - self._delivered + before, asked):
                 break
             try:
                 item = next(self._source)
@@ -405,17 +416,6 @@ class ElasticMap(Generic[Y]):
             self._space.notify_all()
         elif fed:
             self._space.notify(fed)
-
-    def _is_held(self) -> bool:
-        if self._hold_at is None or self._pulled < self._hold_at:
-            return False
-        return self._pulled == self._hold_at or bool(
-            self._hold_every and (self._pulled - self._hold_at) % self._hold_every == 0
-        )
-
-    def _may_look_for_the_end(self, asked: bool, before: int) -> bool:
-        left = self._pulled - self._delivered + before
-        return left < self._hold_window or (asked and left == 0)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

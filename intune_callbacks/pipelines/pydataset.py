@@ -13,6 +13,7 @@ from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import plain_values
+from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset_work import Here, There, reducer
 from intune_callbacks.pipelines.worker_cost import Startup, fork_s
 from intune_callbacks.pipelines.workers import ProcessPool
@@ -90,8 +91,7 @@ class PyDatasetPipeline:
                 window=self.window + WAITING,
                 pool=pool,
                 feed=True,
-                hold_at=hold_at,
-                hold_every=hold_every,
+                hold=Hold(hold_at, hold_every),
                 inline=here if self._own == 0 else None,
                 counters=self._counters,
                 clock=self._clock,

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import plain_values
+from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.torch_workers import Fetch, Start, carry_tensor, context_of, pin
 from intune_callbacks.pipelines.watched import Watch
 from intune_callbacks.pipelines.worker_cost import Startup, fork_s
@@ -71,6 +72,16 @@ class Engines:
     def at_once(self) -> int:
         """How many workers to start before the first batch: as many as the user's loader, and at least two."""
         return min(self.workers, max(2, self.own[0]))
+
+    @property
+    def starts_at_once(self) -> bool:
+        """True where a new worker computes at once: a thread, or a fork in which no code of the user's runs before."""
+        return self.kind != "process" or (self.loader.worker_init_fn is None and self.start_method == "fork")
+
+    @property
+    def start_method(self) -> str:
+        """How the loader starts processes."""
+        return str(context_of(self.loader.multiprocessing_context).get_start_method())
 
     @property
     def least_window(self) -> int:
@@ -177,9 +188,7 @@ class Engines:
             ordered=loader.in_order,
             pool=pool,
             feed=True,
-            hold_at=self._seam(pulled),
-            hold_every=self._period() or 0,
-            hold_window=(self.loader.prefetch_factor or 0) * self.loader.num_workers,
+            hold=Hold(self._seam(pulled), self._period() or 0, (loader.prefetch_factor or 0) * loader.num_workers),
             inline=fetch if self.own[0] == 0 else None,
             finish=self._pin(),
             timeout_s=loader.timeout,

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from intune_callbacks.pipelines.elastic import ElasticMap
+from intune_callbacks.pipelines.torch_children import Children
 from intune_callbacks.pipelines.torch_engine import Engines
 from intune_callbacks.pipelines.torch_stock import Numbered, Stock
 from intune_callbacks.pipelines.workers import ProcessPool
@@ -24,8 +25,8 @@ class LoaderIterator:
     """What the loader's `iter()` returns; nothing holds it but its user, so dropping it ends it.
 
     At first the stock iterator delivers, untouched and feeding itself, and is only timed. When other numbers than the
-    user's are wanted, ours is started and only then nothing more is sent to the stock workers: what they have in
-    flight is delivered, and ours goes on where their sampler is.
+    user's are wanted, our workers are started, and only when they can compute nothing more is sent to the stock ones:
+    what these have in flight is delivered, and ours go on where their sampler is.
 
     One thread may fetch while another sets numbers (Keras fetches from a DataLoader in a thread of TensorFlow's): who
     comes during a fetch from the stock iterator leaves it to that fetch to put them into force.
@@ -36,7 +37,6 @@ class LoaderIterator:
 
     Attributes:
         engine: ours, None while the stock iterator feeds itself.
-        pool: the child processes of ours, None if there are none.
         has_ended: True after the last batch, or when it was closed.
         is_behind: True where a stock iterator hands on these batches: somebody else holds that one.
     """
@@ -46,15 +46,14 @@ class LoaderIterator:
         self._stock: Any = None if stock is None else Stock(stock)
         self._source: Any = None
         self.engine: ElasticMap[Any] | None = None
-        self.pool: ProcessPool | None = None
+        self._children = Children(engines)
         # Batches of all epochs, and those before this one.
-        self._base_seed = self._number = self._begun = 0
+        self._number = self._begun = 0
         self.has_ended = self.is_behind = False
         self._turn = threading.Lock()
         self._is_put_off = False
-        self._given = engines.given()
         if stock is not None:
-            self._base_seed, self._number = stock._base_seed, stock._num_yielded
+            self._children.base_seed, self._number = stock._base_seed, stock._num_yielded
             self.has_ended = self._number > 0 and Stock(stock).is_over(engines.length())
             engines.watch.begin(stock)
 
@@ -69,7 +68,7 @@ class LoaderIterator:
         """
         loader = engines.loader
         ours = cls(engines)
-        sampler, ours._base_seed, again = engines.drawn()
+        sampler, ours._children.base_seed, again = engines.drawn()
         try:
             ours._start(sampler, 0, 0)
         except Exception as error:
@@ -78,6 +77,11 @@ class LoaderIterator:
         if loader.num_workers > 0 and ours.engine is not None:
             ours.engine.prime()
         return ours
+
+    @property
+    def pool(self) -> ProcessPool | None:
+        """The child processes of ours, None if there are none."""
+        return self._children.pool
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -111,17 +115,17 @@ class LoaderIterator:
         if self._stock is not None:
             # What the stock iterator still has in flight comes first.
             if engine.workers < engines.workers:
-                self._grow(engine, waiting=False)
-            try:
-                batch = next(self._stock)
+                self._children.grow(engine, waiting=False)
+            batch = _NONE if self._stock.is_over(None) else next(self._stock, _NONE)
+            if batch is not _NONE:
                 self._number += 1
                 self._prime(engine)
                 return batch
-            except StopIteration:
-                self._drop_stock()
+            # A spawned process takes seconds to end: it cleans up what a forked one leaves to the kernel.
+            self._drop_stock(waiting=engines.start_method != "spawn")
         if engine.workers < engines.workers:
             engine.prime(asked=True)
-            self._grow(engine, waiting=True)
+            self._children.grow(engine, waiting=True)
         self._source.forget(engine.delivered)
         return _NONE
 
@@ -150,23 +154,30 @@ class LoaderIterator:
     def _apply(self) -> None:
         engines, engine = self.engines, self.engine
         self._is_put_off = False
-        if self.has_ended or (engine is None and engines.is_stock):
+        if self.has_ended:
             return
-        if engine is None:
+        if engine is None and engines.is_stock:
+            self._children.spare()
+        elif engine is None:
             self._engage()
         else:
             engine.resize(min(engines.workers, engine.workers), engines.window)
             if engine.workers < engines.workers:
-                self._grow(engine, waiting=False)
+                self._children.grow(engine, waiting=False)
             self._prime(engine)
 
     def _engage(self) -> None:
-        """All or nothing: only when our engine runs, the stock one is told to send out nothing more."""
+        """All or nothing: only when our engine runs, the stock one is told to send out nothing more.
+
+        Until our workers can compute, each fetch asks again.
+        """
         engines, stock = self.engines, self._stock
         sent = self._number - self._begun if stock.sent is None else stock.sent
         length = engines.length()
         if length is not None and sent >= length:
             return  # nothing is left that ours could compute; the next epoch begins in it
+        if self._is_held_up():
+            return
         self._start(stock.iterator._sampler_iter, self._begun + sent, sent)
         engines.watch.end()
         if stock.sent is None:
@@ -180,37 +191,21 @@ class LoaderIterator:
         engine.prime(before=0 if self._stock is None else self._stock.left)
 
     def _start(self, sampler: Iterator[Any], number: int, pulled: int) -> None:
-        if self.pool is None:
-            self._check_given()
-        pool = self.pool if self.pool is not None else self.engines.pool(self._base_seed)
-        self._source = Numbered(sampler, self._base_seed, number)
+        pool = self._children.begun()
+        self._source = Numbered(sampler, self._children.base_seed, number)
         try:
             self.engine = self.engines.engine(self._source, pulled, pool)
         except BaseException:
-            self.pool = None
-            if pool is not None:
-                pool.close()
+            self._children.drop()
             raise
-        self.pool = pool
 
-    def _check_given(self) -> None:
-        """Raise where a worker that starts now would get another dataset than those that started with the iterator."""
-        if self.engines.given() != self._given:
-            raise RuntimeError("the training changed the dataset after its workers had started: no more of them now")
-
-    def _grow(self, engine: ElasticMap[Any], waiting: bool) -> None:
-        """Start missing workers: one, or as many as can be while the loop has to wait anyway; parked ones at once."""
-        engines, pool = self.engines, self.pool
+    def _is_held_up(self) -> bool:
+        """Return whether the stock engine goes on, for our workers cannot compute yet or never will."""
         try:
-            while engine.workers < engines.workers:
-                forks = pool is not None and not pool.idle
-                if forks:
-                    self._check_given()
-                engine.resize(engine.workers + 1)
-                if forks and not (waiting and engine.is_waited_for):
-                    return
+            self._is_put_off = not self._children.are_ready()
         except Exception as error:
-            engines.refused(error, engine)
+            self.engines.refused(error, None)
+        return self._is_put_off or self.engines.is_stock
 
     # -- somebody else holds the stock iterator ------------------------------------------------------------------
 
@@ -236,11 +231,11 @@ class LoaderIterator:
         if self._stock is not None and not self._stock.is_shut:
             self._stock.resume(source.rest())
         else:
-            again = torch.Generator().manual_seed(self._base_seed)
+            again = torch.Generator().manual_seed(self._children.base_seed)
             self._stock = Stock(self.engines.stock_from(source.rest(), again, self._number - self._begun))
         engine.close()
         self.engine = None
-        self._drop_pool()
+        self._children.drop()
 
     # -- the next epoch and the end ------------------------------------------------------------------------------
 
@@ -252,7 +247,7 @@ class LoaderIterator:
     def _reset_alone(self, loader: DataLoader[Any], first_iter: bool) -> None:
         engines, engine = self.engines, self.engine
         self.has_ended, self._begun = False, self._number
-        if engine is None and engines.is_stock:
+        if engine is None and (engines.is_stock or self._is_held_up()):
             self._stock.reset(loader, first_iter)
             engines.watch.begin(self._stock.iterator)
             return
@@ -271,9 +266,9 @@ class LoaderIterator:
             self._drop_stock()
             self.engine.prime()
             return
-        self._drop_pool()
+        self._children.drop()
         if self._stock is None:
-            again = torch.Generator().manual_seed(self._base_seed)
+            again = torch.Generator().manual_seed(self._children.base_seed)
             self._stock = Stock(engines.stock_from(sampler, again))
         else:
             self._stock.reset(loader, first_iter)
@@ -283,7 +278,7 @@ class LoaderIterator:
         self.has_ended = True
         if self.engine is None:
             self.engines.watch.end()
-        elif not self.engines.loader.persistent_workers:
+        if not self.engines.loader.persistent_workers:
             # The stock iterator, too, lets its workers go now.
             self.close()
 
@@ -293,17 +288,12 @@ class LoaderIterator:
         if self.engine is not None:
             self._drop_stock()
             self.engine.close()
-        self._drop_pool()
+        self._children.drop()
 
-    def _drop_stock(self) -> None:
+    def _drop_stock(self, waiting: bool = True) -> None:
         stock, self._stock = self._stock, None
         if stock is not None:
-            stock.end()
-
-    def _drop_pool(self) -> None:
-        pool, self.pool = self.pool, None
-        if pool is not None:
-            pool.close()
+            stock.end(waiting)
 
     def __del__(self) -> None:
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Protocol
 
@@ -92,11 +94,20 @@ class Stock:
         for _ in range(iterator._prefetch_factor * iterator._num_workers - (iterator._send_idx - iterator._rcvd_idx)):
             iterator._try_put_index()
 
-    def end(self) -> None:
-        """Let the workers go, if there are any."""
+    def end(self, waiting: bool = True) -> None:
+        """Let the workers go, if there are any.
+
+        Args:
+            waiting: until they have ended, as torch does; False leaves that to a thread.
+        """
         shutdown = getattr(self.iterator, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
+        if shutdown is None:
+            return
+        if not waiting:
+            with suppress(RuntimeError):  # no thread is to be had
+                threading.Thread(target=shutdown, daemon=True, name="intune-end").start()
+                return
+        shutdown()
 
     def cover(self, ours: Shown) -> None:
         """Let whoever holds the iterator get the batches of `ours` from it, in this epoch and the next ones.

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Reducer", "Wire"]
+__all__ = ["ByType", "Reducer", "Wire", "packed"]
 
 # How often a waiting side looks whether the other one is still alive: pipe ends inherited by children forked later
 # make the end-of-file of a dead process unreliable.
@@ -29,10 +29,13 @@ READ_BYTES = 1 << 16  # what a pipe holds on Linux
 _COUNT = struct.Struct("<Q")
 
 Reducer = Callable[[Any], Any]
+ByType = dict[type, Callable[[Any], Any]]
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, buffers: list[memoryview], reducer: Reducer | None) -> None:
+    def __init__(
+        self, file: io.BytesIO, buffers: list[memoryview], reducer: Reducer | None, by_type: ByType | None
+    ) -> None:
         def out_of_band(buffer: pickle.PickleBuffer) -> bool:
             raw = buffer.raw()
             if raw.nbytes < OUT_OF_BAND_BYTES or len(buffers) >= MAX_BUFFERS:
@@ -43,6 +46,23 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=5, buffer_callback=out_of_band)
         if reducer is not None:
             self.reducer_override = reducer  # type: ignore[method-assign]
+        if by_type is not None:
+            self.dispatch_table = by_type
+
+
+def packed(message: object, reducer: Reducer | None = None, by_type: ByType | None = None) -> list[memoryview]:
+    """Return a message as what `Wire.write` sends; raises what pickling raises.
+
+    Args:
+        message: anything.
+        reducer: pickling of special types, as `pickle.Pickler.reducer_override`.
+        by_type: the same as `pickle.Pickler.dispatch_table`, asked only for types pickle does not know by itself.
+    """
+    file, buffers = io.BytesIO(), list[memoryview]()
+    _Pickler(file, buffers, reducer, by_type).dump(message)
+    body = file.getbuffer()
+    sizes = [body.nbytes, *(b.nbytes for b in buffers)]
+    return [memoryview(_COUNT.pack(len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes)), body, *buffers]
 
 
 class Wire:
@@ -76,11 +96,7 @@ class Wire:
 
     def pack(self, message: object) -> list[memoryview]:
         """Return the message as what `write` sends; raises what pickling raises."""
-        file, buffers = io.BytesIO(), list[memoryview]()
-        _Pickler(file, buffers, self._reducer).dump(message)
-        body = file.getbuffer()
-        sizes = [body.nbytes, *(b.nbytes for b in buffers)]
-        return [memoryview(_COUNT.pack(len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes)), body, *buffers]
+        return packed(message, self._reducer)
 
     def write(self, pending: list[memoryview]) -> None:
         """Send what `pack` returned, which is used up."""

@@ -10,16 +10,20 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from intune_callbacks.errors import WorkerDied
-from intune_callbacks.pipelines.child import Starts, child_main
+from intune_callbacks.pipelines.child import Given, Starts, child_main
+from intune_callbacks.pipelines.payload import Payload
 from intune_callbacks.pipelines.wire import Reducer, Wire
+from intune_callbacks.pipelines.worker import READY_S, Child, Told
 from intune_callbacks.pipelines.worker_cost import Startup, WorkerMemory
 
-__all__ = ["Child", "ProcessPool"]
+__all__ = ["ProcessPool"]
 
 # A child that has not ended after this is killed. A choice: it ends between two items, and the training waits.
 QUIT_S = 2.0
 # A child nobody needs any more may be needed again by the next decisions; after that it only holds memory.
 PARKED_S = 3.0
+# The start methods of multiprocessing that send a new process what it needs.
+SENDING = ("forkserver", "spawn")
 
 # One child is started at a time: a child forked in between would inherit the other's pipe end.
 _starting = threading.Lock()
@@ -33,18 +37,11 @@ class RemoteTraceback(Exception):
         super().__init__(f'\n"""\n{text}"""')
 
 
-class Child:
-    """One started child process and this side's end of its pipe."""
-
-    def __init__(self, process: Any, wire: Wire) -> None:
-        self.process, self.wire, self.usable = process, wire, True
-
-
 class ProcessPool:
     """Child processes that all hold the same function; idle ones are parked and reused.
 
     Args:
-        fn: what a child does to one item; pickled unless the context forks.
+        fn: what a child does to one item; pickled, once for all children, unless the context forks.
         context: a multiprocessing context.
         start: called once in each child with the number of children started before; what the first one returned is
             in its `told` in all of them before they compute.
@@ -61,16 +58,16 @@ class ProcessPool:
         startup: Startup | None = None,
     ) -> None:
         self.startup = startup or Startup()
-        self._fn, self._context, self._start, self._reducer = fn, context, start, reducer
+        self._given: Given = (fn, start)
+        self._context, self._reducer = context, reducer
+        self._payload: Payload | None = None
+        self._is_sent = context.get_start_method() in SENDING
         self._idle: list[tuple[Child, float]] = []
         self._reaper: threading.Timer | None = None
         self._all: dict[int, Child] = {}
         self._count = 0
         self._closed = False
-        self._told: Any = None
-        self._is_told = start is None
-        self._first: Child | None = None
-        self._telling = threading.Lock()
+        self._told = Told()
         self._lock = threading.RLock()
         self._memory = WorkerMemory()
 
@@ -84,6 +81,27 @@ class ProcessPool:
         """Parked children."""
         return len(self._idle)
 
+    @property
+    def starting(self) -> int:
+        """Children that cannot compute yet."""
+        return sum(not child.ready.is_set() for child in list(self._all.values()))
+
+    def prepare(self, count: int) -> bool:
+        """Have so many idle children, without waiting for them; return whether all of them can compute.
+
+        Raises:
+            OSError: no process could be started.
+            WorkerDied: one has ended already.
+        """
+        with self._lock:
+            idle = [child for child, _ in self._idle]
+        for child in idle:
+            if child.failed is not None or not child.process.is_alive():
+                raise WorkerDied(f"worker process {child.process.pid} died before it could compute")
+        for _ in range(count - len(idle)):
+            self.put(self._begin())
+        return count <= len(idle) and all(child.ready.is_set() for child in idle)
+
     def get(self) -> Child:
         """Return an idle child, or start one.
 
@@ -95,18 +113,28 @@ class ProcessPool:
                 child, _ = self._idle.pop()
                 if child.process.is_alive():
                     return child
-                self._forget(child)
+                self._end([child])
+        return self._begin()
+
+    def _begin(self) -> Child:
         begin_s = time.perf_counter()
         with _starting:
-            worker_id = self._count
+            worker_id, payload = self._count, self._sent()
+            given, parts = (self._given, []) if payload is None else (None, payload.parts)
             ours, theirs = self._context.Pipe(duplex=True)
             try:
                 process = self._context.Process(  # type: ignore[attr-defined]
                     target=child_main,
-                    args=(theirs, self._fn, self._start, worker_id, self._reducer, self._starter()),
+                    args=(theirs, given, parts, worker_id, self._reducer, self._starter()),
                     daemon=True,
                 )
                 process.start()
+                try:
+                    child = Child(process, Wire(ours, self._reducer), payload, self._told, worker_id == 0)
+                except BaseException:  # no thread is to be had
+                    process.kill()
+                    process.join(QUIT_S)
+                    raise
             except BaseException:
                 ours.close()
                 raise
@@ -114,12 +142,18 @@ class ProcessPool:
                 theirs.close()
             self._count += 1
         self.startup.add(1, time.perf_counter() - begin_s)
-        child = Child(process, Wire(ours, self._reducer))
         with self._lock:
             self._all[process.pid] = child
-            if worker_id == 0:
-                self._first = child
         return child
+
+    def _sent(self) -> Payload | None:
+        """Return what new children are sent through their pipes, None where multiprocessing gives it to them."""
+        if self._payload is None and self._is_sent:
+            try:
+                self._payload = Payload(self._given)
+            except Exception:  # it is pickled for each child, or what prevents that is raised there
+                self._is_sent = False
+        return self._payload
 
     def _starter(self) -> int | None:
         """Return our process id, if children may end with the thread that starts them: the main one lives as long."""
@@ -136,8 +170,13 @@ class ProcessPool:
             WorkerDied: the child ended first.
             Exception: what the function raised, with the child's traceback as its cause.
         """
-        task = child.wire.pack((item, self._told_by_first(cancelled)))
+        while not child.ready.wait(READY_S):
+            if cancelled():
+                raise WorkerDied("stopped while the stage was closed")
+        task = child.wire.pack((item, self._told.value))
         try:
+            if child.failed is not None:
+                raise child.failed
             child.wire.write(task)
             ok, value, rest = child.wire.receive(lambda: child.process.is_alive() and not cancelled())
         except (EOFError, ConnectionError) as error:
@@ -158,23 +197,6 @@ class ProcessPool:
         value.__cause__ = RemoteTraceback(rest)
         raise value
 
-    def _told_by_first(self, cancelled: Callable[[], bool]) -> Any:
-        """Return what the first child's `start` returned, once it is known; None if it never will be."""
-        if not self._is_told:
-            with self._telling:
-                first = self._first
-                if not self._is_told and first is not None:
-                    try:
-                        self._told = first.wire.receive(lambda: first.process.is_alive() and not cancelled())
-                    except (EOFError, OSError) as error:
-                        if cancelled():
-                            raise WorkerDied("stopped while the stage was closed") from error
-                    except BaseException:
-                        first.usable = False
-                        raise
-                    self._is_told, self._first = True, None
-        return self._told
-
     def put(self, child: Child, surplus: bool = False) -> None:
         """Park a child for later use; one that is not usable any more is ended.
 
@@ -192,8 +214,9 @@ class ProcessPool:
             self._end([child])
 
     def trim(self) -> None:
-        """End the idle children, without waiting for it."""
+        """End the idle children, without waiting for it; those that start are ended once they could compute."""
         with self._lock:
+            self._payload = None
             self._idle = [(child, 0.0) for child, _ in self._idle]
             self._stop_reaper()
             self._watch_idle(0.0)
@@ -209,8 +232,12 @@ class ProcessPool:
     def _reap(self) -> None:
         now_s = time.monotonic()
         with self._lock:
-            ended = [child for child, until_s in self._idle if until_s <= now_s]
-            self._idle = [(child, until_s) for child, until_s in self._idle if until_s > now_s]
+            ended = [child for child, until_s in self._idle if until_s <= now_s and child.ready.is_set()]
+            self._idle = [
+                (child, until_s if until_s > now_s else now_s + PARKED_S)
+                for child, until_s in self._idle
+                if child not in ended
+            ]
             due_s = min((until_s for _, until_s in self._idle), default=float("inf"))
             self._reaper = None
             if due_s < float("inf") and not self._closed:
@@ -230,6 +257,7 @@ class ProcessPool:
         """End the idle children now and every other one when it is put back."""
         with self._lock:
             self._closed = True
+            self._payload = None
             self._stop_reaper()
             idle, self._idle = self._idle, []
         self._end([child for child, _ in idle])
@@ -237,7 +265,9 @@ class ProcessPool:
     def _end(self, children: list[Child]) -> None:
         for child in children:
             try:
-                if child.usable:
+                if child.lacks_payload:  # it runs nobody's code yet
+                    child.process.kill()
+                elif child.usable:
                     child.wire.send(None)
                 else:
                     child.process.terminate()
@@ -250,10 +280,6 @@ class ProcessPool:
                 child.process.kill()
                 child.process.join(QUIT_S)
             with self._lock:
-                self._forget(child)
-
-    def _forget(self, child: Child) -> None:
-        self._all.pop(child.process.pid, None)
-        if child is self._first:
-            self._first = None
-        child.wire.close()
+                self._all.pop(child.process.pid, None)
+            if child.has_let_go():  # else its descriptor would be another one's while it is read from
+                child.wire.close()

@@ -21,6 +21,7 @@ from intune_callbacks.words import (
     moment,
     percent,
     ratio,
+    size,
 )
 
 __all__ = ["card_rows", "end_card", "headline", "in_short", "said", "tone"]
@@ -34,6 +35,9 @@ BESIDE, MOST_BESIDE = ("startup", "shards", "shuffle", "prefetch", "memory", "lo
 """Causes told beside the first one, and how many. A choice: what can be mended on its own, and what is read."""
 APART = 0.1
 """Share from which on two rates, or the time outside of steps, are told apart. A choice: less needs no explanation."""
+
+MUCH_OWN = 0.1
+"""Share of the memory in use from which on what worker processes hold is told. A choice: less is not what fills it."""
 
 
 def end_card(report: Report, folder: Path | None = None) -> str:
@@ -156,7 +160,16 @@ def _also(report: Report) -> str:
     shown = f"{report.cause}\n{report.next}"
     others = [cause for cause in report.causes if cause.kind in BESIDE and cause.sentence not in shown]
     gains = (f" (expected {ratio(cause.gain)})" if cause.gain > 1.0 else "" for cause in others)
-    return "\n".join(f"{cause.sentence}{gain}" for cause, gain in zip(others[:MOST_BESIDE], gains, strict=False))
+    lines = [f"{cause.sentence}{gain}" for cause, gain in zip(others[:MOST_BESIDE], gains, strict=False)]
+    return "\n".join([*lines, *_of_workers(report)])
+
+
+def _of_workers(report: Report) -> list[str]:
+    """What worker processes hold beside what they share with the training process, where that is much of the memory."""
+    own, used = report.memory.worker_bytes or 0.0, report.memory.after_bytes or 0
+    many = max((row.current for row in report.stages if row.unit == "workers"), default=0)
+    is_much = used > 0 and own * many >= MUCH_OWN * used
+    return [f"each worker process holds {size(own)} of memory of its own"] if is_much else []
 
 
 def _alone(side: Side) -> str:

@@ -104,12 +104,15 @@ class Memory:
         after_bytes: in use after the last one.
         limit_bytes: of the container or machine.
         soft_limit_frac: share of the limit that the tuner keeps to, 0..1.
+        worker_bytes: that one worker process holds of its own, whatever it shares with the training process; None where
+            there was none, or none was looked at.
     """
 
     before_bytes: int | None = None
     after_bytes: int | None = None
     limit_bytes: int | None = None
     soft_limit_frac: float | None = None
+    worker_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

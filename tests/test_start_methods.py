@@ -1,0 +1,85 @@
+"""Each way to start a process: the same batches under any resizes, none held up, the dataset pickled once."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_take_over import Squares, epochs_of, take_over
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+from intune_callbacks.pipelines.find import find  # noqa: E402
+
+METHODS = ["fork", "forkserver", "spawn"]
+SENDING = METHODS[1:]
+pytestmark = pytest.mark.timeout(900)  # each process imports torch
+
+
+@pytest.mark.parametrize("method", SENDING)
+def test_batches_go_on_while_ours_begin(method: str, tmp_path: Path) -> None:
+    take_over(tmp_path, method, 40_000)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_epochs_are_the_stock_epochs_under_any_resizes(method: str, persistent: bool) -> None:
+    def made() -> DataLoader[Any]:
+        torch.manual_seed(11)
+        options: dict[str, Any] = {"num_workers": 2, "persistent_workers": persistent}
+        return DataLoader(Squares(1_200), batch_size=4, shuffle=True, multiprocessing_context=method, **options)
+
+    expected = epochs_of(made(), 2)
+    loader, draw = made(), random.Random(5)
+    pipeline = find(loader, workers_kind="process").pipeline
+    pipeline.prepare()
+    got: list[list[Any]] = []
+    for _ in range(2):
+        got.append([])
+        for batch in loader:
+            got[-1].append(batch.tolist())
+            if draw.random() < 0.05:
+                pipeline.resize({"load": draw.randint(1, 5), "load.window": draw.randint(1, 12)})
+    assert got == expected and pipeline.why_not == ""
+    pipeline.close()
+
+
+class Held(Dataset[Any]):
+    """A dataset that knows how often it was pickled, and whether its tensor is the one of the training process."""
+
+    pickled = 0
+
+    def __init__(self, n: int) -> None:
+        self.n, self.rows = n, torch.arange(n)
+
+    def __getstate__(self) -> dict[str, Any]:
+        Held.pickled += 1
+        return self.__dict__
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Any:
+        return self.rows[i].item(), self.rows.is_shared()
+
+
+@pytest.mark.parametrize("method", SENDING)
+def test_a_dataset_is_pickled_once_and_its_tensors_are_shared(method: str) -> None:
+    loader = DataLoader(Held(4_000), batch_size=4, num_workers=1, multiprocessing_context=method)
+    pipeline = find(loader, workers_kind="process").pipeline
+    iterator = pipeline.adopt(iter(loader))
+    Held.pickled = 0
+    rows: list[int] = []
+    while len(rows) < 4_000:
+        if len(rows) == 100:
+            pipeline.resize({"load": 4, "load.window": 8})
+        given, shared = next(iterator)
+        rows += given.tolist()
+        assert shared.all()
+    assert rows == list(range(4_000))
+    assert Held.pickled == 1
+    pipeline.close()
