@@ -18,7 +18,7 @@ from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock
 
-__all__ = ["WORKERS", "Engines"]
+__all__ = ["WORKERS", "Engines", "pinning", "plain"]
 
 WORKERS = "load"
 
@@ -158,7 +158,7 @@ class Engines:
 
     def given(self) -> Any:
         """Return the plain values that dataset and collate function hold now, None where no process gets a copy."""
-        return _plain((self.loader.dataset, self.loader.collate_fn)) if self.kind == "process" else None
+        return plain((self.loader.dataset, self.loader.collate_fn)) if self.kind == "process" else None
 
     def engine(self, source: Iterator[Any], pulled: int, pool: ProcessPool | None) -> ElasticMap[Any]:
         """Return our engine with its first workers; the source has not been touched.
@@ -186,7 +186,7 @@ class Engines:
             hold_every=self._period() or 0,
             hold_window=(self.loader.prefetch_factor or 0) * self.loader.num_workers,
             inline=fetch if self.own[0] == 0 else None,
-            finish=self._pin(),
+            finish=pinning(self.loader),
             timeout_s=loader.timeout,
             counters=self.counters,
             clock=self.clock,
@@ -225,24 +225,26 @@ class Engines:
         except (TypeError, NotImplementedError):
             return None
 
-    def _pin(self) -> Callable[[Any], Any] | None:
-        if not self.loader.pin_memory or not torch.accelerator.is_available():
-            return None
-        device = torch.accelerator.current_accelerator()
-        if device is None or device.type == "mps":
-            return None
-        return pin(torch.accelerator.current_device_index(), device.type)
+
+def pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
+    """Return what pins the batches of a loader, None where they are not to be pinned."""
+    if not loader.pin_memory or not torch.accelerator.is_available():
+        return None
+    device = torch.accelerator.current_accelerator()
+    if device is None or device.type == "mps":
+        return None
+    return pin(torch.accelerator.current_device_index(), device.type)
 
 
-def _plain(given: Any, depth: int = NESTED) -> Any:
+def plain(given: Any, depth: int = NESTED) -> Any:
     """Return the numbers and strings in an object and in what it holds, so that two such returns can be compared."""
     if given is None or isinstance(given, bool | int | float | str):
         return given
     if depth == 0:
         return None
     if isinstance(given, list | tuple):
-        return [_plain(part, depth - 1) for part in given[:MOST_PARTS]]
+        return [plain(part, depth - 1) for part in given[:MOST_PARTS]]
     held = getattr(given, "__dict__", None)
     if not isinstance(held, dict):
         return None
-    return {name: _plain(held[name], depth - 1) for name in list(held)[:MOST_PARTS]}
+    return {name: plain(held[name], depth - 1) for name in list(held)[:MOST_PARTS]}

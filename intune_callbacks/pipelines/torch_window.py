@@ -16,7 +16,7 @@ from intune_callbacks.pipelines.torch_reach import Seam, hidden_in, is_of
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
-__all__ = ["WindowLoader"]
+__all__ = ["WINDOW", "WORKERS", "WindowLoader"]
 
 WORKERS, WINDOW = "load", "load.window"
 # As in `torch_loader`.
@@ -53,12 +53,15 @@ class WindowLoader:
 
     def _get_iterator(self) -> Any:
         """In place of the loader's own `_get_iterator`."""
-        iterator, before = self._seam.stock(), self._iterator
+        iterator, before = self._make(), self._iterator
         if self._is_meant(iterator):
             self._take(iterator)
             if before is not None and not before._shutdown and before._task_info:
                 self._running = weakref.ref(before)  # somebody validates on the loader in mid-epoch
         return iterator
+
+    def _make(self) -> Any:
+        return self._seam.stock()
 
     def adopt(self, iterator: Any) -> Any:
         """Replace the rule by which the running iterator sends out work; it stays the same object."""
@@ -82,9 +85,12 @@ class WindowLoader:
 
     def _next_data(self, running: weakref.ref[Any]) -> Any:
         iterator: Any = running()
-        batch = type(iterator)._next_data(iterator)
+        batch = self._fetch(iterator)
         self._delivered += 1
         return batch
+
+    def _fetch(self, iterator: Any) -> Any:
+        return type(iterator)._next_data(iterator)
 
     def _fill(self, running: weakref.ref[Any]) -> None:
         """Send out work until the window is full, through the iterator's own method."""
@@ -103,6 +109,10 @@ class WindowLoader:
                 iterator._prefetch_factor = factor
             if iterator._send_idx == sent:
                 return
+            self._was_sent(iterator, sent)
+
+    def _was_sent(self, iterator: Any, number: int) -> None:
+        """Called for each batch that is asked of a worker."""
 
     @staticmethod
     def _in_flight(iterator: Any) -> int:

@@ -1,0 +1,152 @@
+"""Calls by `later` on their way to a helper, and what a helper makes of them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+from intune_callbacks.pipelines.later import Later, Token, call_of, hold, known, resolved
+from intune_callbacks.pipelines.torch_workers import carry_tensor, seed_all
+
+__all__ = ["Evaluate", "Seeds", "Task", "evaluated", "packed", "restore", "same", "states"]
+
+NESTED, DEEPEST = 4, 16
+"""How deep datasets are looked for in each other, and how deep two batches are compared. A choice."""
+
+# Those of Python's `random`, numpy and torch, and the batch's number.
+Seeds = tuple[tuple[int, int, int], int]
+# The worker's id, its seed, the seeds of the batch, the packed samples.
+Task = tuple[int, int, Seeds, bytes]
+
+
+def states() -> Any:
+    """Return the global random states of Python, numpy and torch."""
+    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
+
+
+def restore(kept: Any) -> None:
+    """Put back what `states` returned."""
+    random.setstate(kept[0])
+    np.random.set_state(kept[1])
+    torch.default_generator.set_state(kept[2])
+
+
+def evaluated(collate: Callable[[Any], Any], items: Any, seeds: Seeds) -> Any:
+    """Return the batch of `items`, every call in them made; random numbers are the batch's own."""
+    seed_all(*seeds)
+    try:
+        return collate(resolved(items))
+    except StopIteration as error:
+        # In `__iter__` it would have been one; as it is, it would end the worker's share without a word.
+        raise RuntimeError("generator raised StopIteration") from error
+
+
+class Evaluate:
+    """What a helper does to one batch.
+
+    Args:
+        loader: the user's.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._dataset, self._collate, self._workers = loader.dataset, loader.collate_fn, loader.num_workers
+
+    def __call__(self, task: Task) -> Any:
+        """Return the batch; an error in it as torch's workers hand it on."""
+        worker, seed, seeds, raw = task
+        hold(None)
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=worker, num_workers=self._workers, seed=seed, dataset=self._dataset
+        )
+        try:
+            return evaluated(self._collate, pickle.loads(raw), seeds)
+        except Exception:
+            return ExceptionWrapper(where=f"in DataLoader worker process {worker}")
+
+
+class _Packer(pickle.Pickler):
+    """Names what a helper has of its own: the dataset, and what `later` made before workers were forked."""
+
+    def __init__(self, file: io.BytesIO, unknown: int) -> None:
+        super().__init__(file, protocol=5)
+        self._unknown = unknown
+        self._names = dict(_named(get_worker_info().dataset))
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is Token:
+            return Token, call_of(value)
+        if kind is Later:
+            return (known, (value.number,)) if value.number < self._unknown else (Later, (value.fn,))
+        if issubclass(kind, IterableDataset) and id(value) in self._names:
+            return _dataset_at, self._names[id(value)]
+        return carry_tensor(value)
+
+
+def packed(items: Any, unknown: int) -> bytes:
+    """Return samples with calls in them as bytes.
+
+    Args:
+        items: the samples of a batch.
+        unknown: the number of the first result of `later` that a helper does not have.
+
+    Raises:
+        Exception: what pickling raises.
+    """
+    file = io.BytesIO()
+    _Packer(file, unknown).dump(items)
+    return file.getvalue()
+
+
+def _named(dataset: Any, names: tuple[str, ...] = ()) -> Any:
+    """Yield the identity of a dataset and of those in it, each with the names that lead there."""
+    yield id(dataset), names
+    for name, part in vars(dataset).items():
+        if len(names) < NESTED and issubclass(type(part), IterableDataset):
+            yield from _named(part, (*names, name))
+
+
+def _dataset_at(*names: str) -> Any:
+    found: Any = get_worker_info().dataset
+    for name in names:
+        found = vars(found)[name]
+    return found
+
+
+def same(one: Any, other: Any, depth: int = DEEPEST) -> bool:
+    """Return whether two batches cannot be told apart; False where that is not known."""
+    try:
+        return depth > 0 and type(one) is type(other) and _same(one, other, depth - 1)
+    except Exception:  # anything may stand in a batch, also what raises when it is compared
+        return False
+
+
+def _same(one: Any, other: Any, depth: int) -> bool:
+    if isinstance(one, torch.Tensor):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return False
+        return bool(np.array_equal(_bytes_of(one), _bytes_of(other)))
+    if isinstance(one, np.ndarray) and one.dtype != object:
+        return (one.shape, one.dtype) == (other.shape, other.dtype) and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key], depth) for key in one)
+    if isinstance(one, (list, tuple, np.ndarray)):
+        return len(one) == len(other) and all(same(*pair, depth) for pair in zip(one, other, strict=True))
+    if isinstance(one, float):
+        return one.hex() == other.hex()
+    if hasattr(one, "__dict__"):
+        return same(vars(one), vars(other), depth)
+    return bool(one == other)
+
+
+def _bytes_of(value: torch.Tensor) -> Any:
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
