@@ -46,6 +46,7 @@ class Found:
     why: str
     hints: tuple[Hint, ...] = ()
 
+
 HELPED = (
     "the dataset is iterable-style and calls `later`: its {} workers and their shards stay, and beside them processes "
     "that make batches come and go"

@@ -1,4 +1,4 @@
-"""`later`: by it a dataset says which function makes a sample of what it has read, so that other processes may call it."""
+"""`later`: how a dataset says which function makes its samples, so that other processes than its own may call it."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 import pickle
 import random
 from collections.abc import Callable
@@ -13,11 +14,12 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from intune_callbacks.pipelines.later import Later, Token, call_of, hold, known, resolved
 from intune_callbacks.pipelines.torch_workers import carry_tensor, seed_all
 
-__all__ = ["Evaluate", "Seeds", "Task", "evaluated", "packed", "restore", "same", "states"]
+__all__ = ["Batch", "Evaluate", "Seeds", "Shared", "Task", "evaluated", "packed", "restore", "same", "states"]
 
 NESTED, DEEPEST = 4, 16
 """How deep datasets are looked for in each other, and how deep two batches are compared. A choice."""
@@ -48,6 +50,60 @@ def evaluated(collate: Callable[[Any], Any], items: Any, seeds: Seeds) -> Any:
     except StopIteration as error:
         # In `__iter__` it would have been one; as it is, it would end the worker's share without a word.
         raise RuntimeError("generator raised StopIteration") from error
+
+
+class Shared:
+    """What the workers of one iterator and the training process both see.
+
+    Args:
+        workers: of the loader.
+        credits: a semaphore: how many batches helpers may be given now.
+        persistent: the workers live for several epochs.
+        is_known: helpers have made batches of this loader before: nothing is watched first, but proved all the same.
+
+    Attributes:
+        board: one byte each: whether calls may be made later, the epoch, and per worker whether it was proved.
+    """
+
+    ON, EPOCH, PROVED = 0, 1, 2
+
+    def __init__(self, workers: int, credits: Any, persistent: bool, is_known: bool) -> None:
+        self.board = mmap.mmap(-1, self.PROVED + workers)
+        self.workers, self.credits, self.persistent, self.is_known = workers, credits, persistent, is_known
+
+
+class Batch:
+    """What a worker delivers in place of a batch.
+
+    Args:
+        worker: its id.
+        epoch: of its iterator, modulo 256.
+        value: the batch, None where `raw` stands for it.
+        raw: the samples with the calls in them, packed; in `proof`, to be compared with the value.
+        seeds: of the batch's random numbers.
+        cpu_s: CPU seconds spent on it.
+        refused: why no call shall be made later; empty where nothing new speaks against it.
+        proof: both were made.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        epoch: int,
+        value: Any,
+        raw: bytes | None,
+        seeds: Seeds,
+        cpu_s: float,
+        refused: str,
+        proof: bool,
+    ) -> None:
+        self.worker, self.epoch, self.value, self.raw = worker, epoch, value, raw
+        self.seeds, self.cpu_s, self.refused, self.proof = seeds, cpu_s, refused, proof
+
+    def pin_memory(self) -> Batch:
+        """Called in the thread in which torch pins batches."""
+        self.value = pin_memory(self.value)  # type: ignore[no-untyped-call]
+        return self
 
 
 class Evaluate:

@@ -13,9 +13,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.counters import Counters
-from intune_callbacks.pipelines.torch_engine import pinning
+from intune_callbacks.pipelines.torch_calls import Shared
 from intune_callbacks.pipelines.torch_helpers import Helpers
-from intune_callbacks.pipelines.torch_later import Begin, Collate, Shared
+from intune_callbacks.pipelines.torch_later import Begin, Collate
 from intune_callbacks.pipelines.torch_loader import MAX_PROCESSES
 from intune_callbacks.pipelines.torch_window import WINDOW, WORKERS, WindowLoader
 from intune_callbacks.pipelines.watched import Watch
@@ -86,7 +86,7 @@ class HelpedLoader(WindowLoader):
         self._watch = Watch(self._own, self._window, clock, self._counters)
         self._helpers: weakref.WeakKeyDictionary[Any, Helpers] = weakref.WeakKeyDictionary()
         self._refused = self._why_not = ""
-        self._is_counted = False
+        self._is_counted = self._is_known = False
 
     # -- taking part ---------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class HelpedLoader(WindowLoader):
         if self._refused:
             return super()._make()
         loader = self._loader
-        helpers = Helpers(loader, self._clock, self._counters, self._startup, pinning(loader))
+        helpers = Helpers(loader, self._clock, self._counters, self._startup, self._is_known)
         collate = Collate(loader.collate_fn)
         own = {"collate_fn": loader.collate_fn, "worker_init_fn": loader.worker_init_fn}
         begin = Begin(loader.worker_init_fn, helpers.shared, collate)
@@ -135,7 +135,7 @@ class HelpedLoader(WindowLoader):
         if helpers.is_used:
             if not before:
                 self._watch.end()
-            helpers.grow()
+            helpers.jobs.grow()
             return super()._fetch(iterator)
         if before:
             self._watch.begin(iterator)
@@ -152,12 +152,13 @@ class HelpedLoader(WindowLoader):
 
     def _hear(self, helpers: Helpers) -> None:
         """Take over what an iterator has learned of its dataset."""
+        self._is_known |= helpers.is_proved
         if helpers.refused and not self._refused:
             self._refused = self._why_not = helpers.refused
             self._workers = self._own
-        elif helpers.why_not:
-            self._why_not = helpers.why_not
-            self._workers = self._own + helpers.wanted
+        elif helpers.jobs.why_not:
+            self._why_not = helpers.jobs.why_not
+            self._workers = self._own + helpers.jobs.wanted
 
     # -- the pipeline protocol -----------------------------------------------------------------------------------
 
@@ -203,15 +204,15 @@ class HelpedLoader(WindowLoader):
         if helpers is None or iterator._shutdown:
             return
         wanted = self._workers - self._own
-        if wanted != helpers.wanted:
+        if wanted != helpers.jobs.wanted:
             helpers.resize(wanted, iterator)
             self._hear(helpers)
 
     def trim(self) -> None:
         """End the helpers that are only kept for later."""
         helpers = self._running_helpers()
-        if helpers is not None:
-            helpers.trim()
+        if helpers is not None and helpers.jobs.pool is not None:
+            helpers.jobs.pool.trim()
 
     def release(self) -> None:
         """Give the loader its own way back; an iterator that runs has no helpers any more, and goes on without."""

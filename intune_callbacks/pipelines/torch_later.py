@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data._utils.pin_memory import pin_memory
-
 from intune_callbacks.pipelines.later import UNTOUCHED, Later, Token, hold, swapped
-from intune_callbacks.pipelines.torch_calls import Seeds, evaluated, packed, restore, states
+from intune_callbacks.pipelines.torch_calls import Batch, Shared, evaluated, packed, restore, states
 from intune_callbacks.pipelines.torch_workers import random_states, seed_all
 
-__all__ = ["Batch", "Begin", "Collate", "Shared"]
+__all__ = ["Begin", "Collate"]
 
 # In how many batches of each worker the random states are watched around each call, before a call is made later. A
 # choice: a source that draws from the global state mostly does so for each sample.
@@ -35,59 +32,6 @@ IN_A_THREAD = "what `later` returned is called in a thread of the dataset's own"
 LOOKED_AT = "a sample by `later` is looked at before it is yielded"
 CAUGHT = "an error of the function given to `later` is caught in the dataset's `__iter__`"
 NOT_SENT = "a sample by `later` cannot be sent to another process: {}"
-
-
-class Shared:
-    """What the workers of one iterator and the training process both see.
-
-    Args:
-        workers: of the loader.
-        credits: a semaphore: how many batches helpers may be given now.
-        persistent: the workers live for several epochs.
-
-    Attributes:
-        board: one byte each: whether calls may be made later, the epoch, and per worker whether it was proved.
-    """
-
-    ON, EPOCH, PROVED = 0, 1, 2
-
-    def __init__(self, workers: int, credits: Any, persistent: bool) -> None:
-        self.board = mmap.mmap(-1, self.PROVED + workers)
-        self.workers, self.credits, self.persistent = workers, credits, persistent
-
-
-class Batch:
-    """What a worker delivers in place of a batch.
-
-    Args:
-        worker: its id.
-        epoch: of its iterator, modulo 256.
-        value: the batch, None where `raw` stands for it.
-        raw: the samples with the calls in them, packed; in `proof`, to be compared with the value.
-        seeds: of the batch's random numbers.
-        cpu_s: CPU seconds spent on it.
-        refused: why no call shall be made later; empty where nothing new speaks against it.
-        proof: both were made.
-    """
-
-    def __init__(
-        self,
-        worker: int,
-        epoch: int,
-        value: Any,
-        raw: bytes | None,
-        seeds: Seeds,
-        cpu_s: float,
-        refused: str,
-        proof: bool,
-    ) -> None:
-        self.worker, self.epoch, self.value, self.raw = worker, epoch, value, raw
-        self.seeds, self.cpu_s, self.refused, self.proof = seeds, cpu_s, refused, proof
-
-    def pin_memory(self) -> Batch:
-        """Called in the thread in which torch pins batches."""
-        self.value = pin_memory(self.value)  # type: ignore[no-untyped-call]
-        return self
 
 
 class Begin:
@@ -137,7 +81,7 @@ class Worker:
     def __init__(self, shared: Shared, worker_id: int) -> None:
         self._shared, self._board, self._id = shared, shared.board, worker_id
         self._unknown = hold(self)
-        self._seeds, self._batches, self._watched = random_states(), 0, 0
+        self._seeds, self._batches, self._watched = random_states(), 0, WATCHED if shared.is_known else 0
         self._thread, self._epoch = threading.get_ident(), self._board[Shared.EPOCH]
         # Where workers live on, what the source draws when an epoch begins follows on what the function drew before.
         self._begun = self._seeds if shared.persistent else None
@@ -149,7 +93,8 @@ class Worker:
         self._calls: list[tuple[Any, Token]] = []
         self._refused = self._told = ""
         self._cpu_s = time.process_time()
-        self._mode = WATCH if self._board[Shared.ON] else STOCK
+        first = PROVE if shared.is_known else WATCH
+        self._mode = first if self._board[Shared.ON] else STOCK
 
     # -- within `__iter__` ---------------------------------------------------------------------------------------
 
