@@ -17,7 +17,7 @@ from intune_callbacks.pipelines.torch_calls import Shared
 from intune_callbacks.pipelines.torch_helpers import Helpers
 from intune_callbacks.pipelines.torch_later import Begin, Collate
 from intune_callbacks.pipelines.torch_loader import MAX_PROCESSES
-from intune_callbacks.pipelines.torch_window import WINDOW, WORKERS, WindowLoader
+from intune_callbacks.pipelines.torch_window import WORKERS, WindowLoader
 from intune_callbacks.pipelines.watched import Watch
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage

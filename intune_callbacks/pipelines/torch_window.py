@@ -16,7 +16,7 @@ from intune_callbacks.pipelines.torch_reach import Seam, hidden_in, is_of
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
-__all__ = ["WINDOW", "WORKERS", "WindowLoader"]
+__all__ = ["WORKERS", "WindowLoader"]
 
 WORKERS, WINDOW = "load", "load.window"
 # As in `torch_loader`.
