@@ -127,8 +127,8 @@ class Token:
         self._later, self._args, self._kwargs = later, args, kwargs
         self._is_made, self._made = is_made, made
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[override]  # what `isinstance` asks
+    @property  # type: ignore[misc]  # what `isinstance` asks
+    def __class__(self) -> Any:
         return type(_touched(self))
 
     def __getattr__(self, name: str) -> Any:

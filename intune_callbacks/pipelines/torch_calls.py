@@ -24,6 +24,8 @@ __all__ = ["Batch", "Evaluate", "Seeds", "Shared", "Task", "evaluated", "packed"
 NESTED, DEEPEST = 4, 16
 """How deep datasets are looked for in each other, and how deep two batches are compared. A choice."""
 
+WHERE = "in DataLoader worker process {}"  # torch's words
+
 # Those of Python's `random`, numpy and torch, and the batch's number.
 Seeds = tuple[tuple[int, int, int], int]
 # The worker's id, its seed, the seeds of the batch, the packed samples.
@@ -43,7 +45,11 @@ def restore(kept: Any) -> None:
 
 
 def evaluated(collate: Callable[[Any], Any], items: Any, seeds: Seeds) -> Any:
-    """Return the batch of `items`, every call in them made; random numbers are the batch's own."""
+    """Return the batch of `items`, every call in them made; random numbers are the batch's own.
+
+    Raises:
+        RuntimeError: the user's function raised StopIteration.
+    """
     seed_all(*seeds)
     try:
         return collate(resolved(items))
@@ -126,7 +132,7 @@ class Evaluate:
         try:
             return evaluated(self._collate, pickle.loads(raw), seeds)
         except Exception:
-            return ExceptionWrapper(where=f"in DataLoader worker process {worker}")
+            return ExceptionWrapper(where=WHERE.format(worker))  # type: ignore[no-untyped-call]
 
 
 class _Packer(pickle.Pickler):
@@ -135,7 +141,7 @@ class _Packer(pickle.Pickler):
     def __init__(self, file: io.BytesIO, unknown: int) -> None:
         super().__init__(file, protocol=5)
         self._unknown = unknown
-        self._names = dict(_named(get_worker_info().dataset))
+        self._names = dict(_named(_info().dataset))
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
@@ -163,6 +169,10 @@ def packed(items: Any, unknown: int) -> bytes:
     return file.getvalue()
 
 
+def _info() -> Any:
+    return get_worker_info()
+
+
 def _named(dataset: Any, names: tuple[str, ...] = ()) -> Any:
     """Yield the identity of a dataset and of those in it, each with the names that lead there."""
     yield id(dataset), names
@@ -172,7 +182,7 @@ def _named(dataset: Any, names: tuple[str, ...] = ()) -> Any:
 
 
 def _dataset_at(*names: str) -> Any:
-    found: Any = get_worker_info().dataset
+    found: Any = _info().dataset
     for name in names:
         found = vars(found)[name]
     return found
@@ -192,13 +202,13 @@ def _same(one: Any, other: Any, depth: int) -> bool:
             return False
         return bool(np.array_equal(_bytes_of(one), _bytes_of(other)))
     if isinstance(one, np.ndarray) and one.dtype != object:
-        return (one.shape, one.dtype) == (other.shape, other.dtype) and one.tobytes() == other.tobytes()
+        return bool((one.shape, one.dtype) == (other.shape, other.dtype) and one.tobytes() == other.tobytes())
     if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key], depth) for key in one)
+        return bool(list(one) == list(other)) and all(same(one[key], other[key], depth) for key in one)
     if isinstance(one, (list, tuple, np.ndarray)):
         return len(one) == len(other) and all(same(*pair, depth) for pair in zip(one, other, strict=True))
     if isinstance(one, float):
-        return one.hex() == other.hex()
+        return bool(one.hex() == other.hex())
     if hasattr(one, "__dict__"):
         return same(vars(one), vars(other), depth)
     return bool(one == other)
