@@ -48,8 +48,8 @@ class Found:
 
 
 HELPED = (
-    "the dataset is iterable-style and calls `later`: its {} workers and their shards stay, and beside them processes "
-    "that make batches come and go"
+    "the dataset is iterable-style, and it is known which function makes its samples: its {} workers and their shards "
+    "stay, and helpers that make batches come and go beside them"
 )
 
 
@@ -156,7 +156,7 @@ def _loader_hints(loader: Any, *, is_iterable: bool) -> tuple[Hint, ...]:
 def _live_loader(
     loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, live: bool, map_style: bool
 ) -> Found:
-    from intune_callbacks.pipelines.torch_helped import HelpedLoader, calls_later, cannot_help
+    from intune_callbacks.pipelines.torch_helped import HelpedLoader, cannot_help, ends_known
     from intune_callbacks.pipelines.torch_loader import MapLoader
     from intune_callbacks.pipelines.torch_reach import has_own_iterator
     from intune_callbacks.pipelines.torch_window import WindowLoader
@@ -175,12 +175,12 @@ def _live_loader(
     if loader.num_workers == 0:
         return Found(None, f"{kind} and num_workers=0, so nothing runs beside the training loop; set num_workers=1")
     remark = ""
-    if not map_style and not has_own_iterator(loader) and calls_later(loader.dataset):
+    if not map_style and loader.num_workers and ends_known(loader):
         remark = cannot_help(loader)
         if not remark:
             live_from = f"{HELPED.format(loader.num_workers)}; the batches in flight are live, too"
             return Found(HelpedLoader(loader, clock=clock, max_workers=max_workers), live_from)
-        remark = f"; it calls `later`, but {remark}"
+        remark = f"; `later` brings nothing here: {remark}"
     stay = f"{kind}, so num_workers stays {loader.num_workers} while it runs"
     way = "" if map_style else "`later` around the function that makes a sample, "
     then = "keeps" if map_style else "changes"

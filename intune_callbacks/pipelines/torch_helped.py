@@ -6,6 +6,7 @@ import multiprocessing
 import sys
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -15,17 +16,27 @@ from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.torch_calls import Shared
 from intune_callbacks.pipelines.torch_helpers import Helpers
+from intune_callbacks.pipelines.torch_hooks import hook_of
 from intune_callbacks.pipelines.torch_later import Begin, Collate
 from intune_callbacks.pipelines.torch_loader import MAX_PROCESSES
+from intune_callbacks.pipelines.torch_reach import has_own_iterator
 from intune_callbacks.pipelines.torch_window import WORKERS, WindowLoader
-from intune_callbacks.pipelines.watched import Watch
+from intune_callbacks.pipelines.watched import FOLLOWS_WORKERS, WORKERS_KNOB, Watch
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
-__all__ = ["HelpedLoader", "calls_later", "cannot_help"]
+__all__ = ["HelpedLoader", "calls_later", "cannot_help", "ends_known"]
 
 # How deep datasets that hold each other are looked into. A choice.
 NESTED = 4
+
+
+def ends_known(loader: DataLoader[Any]) -> bool:
+    """Return whether it is known which function makes the samples of an iterable-style loader: by `later` or a hook."""
+    # LitData's loader makes iterators of its own, which do what torch's do.
+    if has_own_iterator(loader) and not type(loader).__module__.startswith("litdata."):
+        return False
+    return hook_of(loader.dataset) is not None or calls_later(loader.dataset)
 
 
 def calls_later(dataset: Any, depth: int = NESTED) -> bool:
@@ -97,14 +108,14 @@ class HelpedLoader(WindowLoader):
         helpers = Helpers(loader, self._clock, self._counters, self._startup, self._is_known)
         collate = Collate(loader.collate_fn)
         own = {"collate_fn": loader.collate_fn, "worker_init_fn": loader.worker_init_fn}
-        begin = Begin(loader.worker_init_fn, helpers.shared, collate)
+        begin = Begin(loader.worker_init_fn, helpers.shared, collate, hook_of(loader.dataset))
         helpers.shared.board[Shared.ON] = int(self._workers > self._own)
         vars(loader).update(collate_fn=collate, worker_init_fn=begin)
         try:
             iterator = super()._make()
         finally:
             vars(loader).update(own)
-        if type(iterator) is _MultiProcessingDataLoaderIter and iterator._collate_fn is collate:
+        if _is_torchs(iterator) and iterator._collate_fn is collate:
             helpers.attach(iterator)
             self._helpers[iterator] = helpers
         else:
@@ -175,7 +186,9 @@ class HelpedLoader(WindowLoader):
     def stages(self) -> tuple[Stage, ...]:
         workers, window = super().stages()
         iterator = self._iterator
-        if self._refused or (iterator is not None and iterator not in self._helpers):
+        if self._refused:
+            return replace(workers, knob=f"{WORKERS_KNOB}  # was {self._own}; the samples' {FOLLOWS_WORKERS}"), window
+        if iterator is not None and iterator not in self._helpers:
             return workers, window
         spent = self._startup
         each_s = spent.total_s / spent.count if spent.count and not self._loader.persistent_workers else 0.0
@@ -219,6 +232,13 @@ class HelpedLoader(WindowLoader):
         for helpers in list(self._helpers.values()):
             helpers.let_go()
         super().release()
+
+
+def _is_torchs(iterator: Any) -> bool:
+    """Return whether an iterator does with its workers' results what torch's own does, whatever it does besides."""
+    kind, own = type(iterator), _MultiProcessingDataLoaderIter
+    names = ("_process_data", "_next_data", "_get_data", "_try_get_data", "_reset")
+    return issubclass(kind, own) and all(getattr(kind, name) is getattr(own, name) for name in names)
 
 
 class _Fetched:

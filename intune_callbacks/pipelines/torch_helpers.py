@@ -47,7 +47,7 @@ class Helpers:
         self.jobs = Jobs(loader, clock, counters, startup, self._prove)
         self.shared = Shared(loader.num_workers, self.jobs.credits, loader.persistent_workers, is_known)
         self.refused = ""
-        self.is_proved = False
+        self.is_proved = self._is_let_go = False
         self._relay: Relay | None = None
         # When each worker was asked for a batch, and when its last one came.
         self._sent: dict[Any, float] = {}
@@ -75,7 +75,7 @@ class Helpers:
             wanted: how many.
             iterator: the running one.
         """
-        self.jobs.resize(0 if self.refused else wanted)
+        self.jobs.resize(0 if self.refused or self._is_let_go else wanted)
         if self.jobs.wanted:
             self.shared.board[Shared.ON] = 1
             if self._relay is None:
@@ -90,7 +90,9 @@ class Helpers:
 
     def let_go(self) -> None:
         """Want none for good, and read nothing ahead."""
-        self.refuse("the loader was given back")
+        self.shared.board[Shared.ON] = 0
+        self.jobs.resize(0)
+        self._is_let_go = True
         if self._relay is not None:
             self._relay.ended.set()
 

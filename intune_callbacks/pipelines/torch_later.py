@@ -40,16 +40,25 @@ class Begin:
     Args:
         user: that one.
         shared: with the training process.
-        collate: in whose place.
+        collate: in place of the loader's own.
+        hook: what is done to the dataset, None for nothing.
     """
 
-    def __init__(self, user: Callable[[int], None] | None, shared: Shared, collate: Collate) -> None:
-        self._user, self._shared, self._collate = user, shared, collate
+    def __init__(
+        self,
+        user: Callable[[int], None] | None,
+        shared: Shared,
+        collate: Collate,
+        hook: Callable[[], None] | None = None,
+    ) -> None:
+        self._user, self._shared, self._collate, self._hook = user, shared, collate, hook
 
     def __call__(self, worker_id: int) -> None:
         if self._user is not None:
             self._user(worker_id)
         self._collate.worker = Worker(self._shared, worker_id)
+        if self._hook is not None:
+            self._hook()
 
 
 class Collate:
