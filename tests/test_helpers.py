@@ -189,6 +189,7 @@ def test_samples_of_any_form(dataset: Any, options: dict[str, Any]) -> None:
 
 def drawn_by_both(dataset: Any, index: int) -> Any:
     random.random()
+    time.sleep(getattr(dataset, "pause_s", 0.0))
     return DRAWS(index)
 
 
@@ -432,6 +433,18 @@ def test_a_fit_under_lightning(persistent: bool, monkeypatch: pytest.MonkeyPatch
     (tuner,) = runs.RestlessTuner.made
     assert tuner.resizes > len(stock)
     assert tuner.first[0].low == 2 < tuner.first[0].high
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_report_says_why_there_are_none() -> None:
+    dataset = Made(drawn_by_both, 3000)
+    dataset.pause_s = 0.002
+    tuned = live(DataLoader(dataset, batch_size=8, num_workers=2), show_card=False, decide_every_s=0.2)
+    for _ in tuned:
+        pass
+    report = tuned.close()
+    assert report["stages"][0]["current"] == 2
+    assert "no helpers beside them" in report["next"] and "both draw from the global random state" in report["next"]
 
 
 @pytest.mark.filterwarnings("ignore")

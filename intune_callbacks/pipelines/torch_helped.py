@@ -187,7 +187,8 @@ class HelpedLoader(WindowLoader):
         workers, window = super().stages()
         iterator = self._iterator
         if self._refused:
-            return replace(workers, knob=f"{WORKERS_KNOB}  # was {self._own}; the samples' {FOLLOWS_WORKERS}"), window
+            remark = f"was {self._own}; the samples' {FOLLOWS_WORKERS}; no helpers beside them: {self._refused}"
+            return replace(workers, knob=f"{WORKERS_KNOB}  # {remark}"), window
         if iterator is not None and iterator not in self._helpers:
             return workers, window
         spent = self._startup
