@@ -275,7 +275,9 @@ def _model(seen: Measured) -> Cause:
 
 def _owned(seen: Measured) -> list[Hint]:
     what = "its workers own the shards of an iterable dataset: another number of them changes the samples' order"
-    return [Hint(what, kind="order", stage=stage.name) for stage in seen.workers if FOLLOWS_WORKERS in stage.knob]
+    # What the knob says besides is why nothing stands beside these workers.
+    besides = [(stage, stage.knob.partition(FOLLOWS_WORKERS)) for stage in seen.workers]
+    return [Hint(what + rest, kind="order", stage=stage.name) for stage, (_, found, rest) in besides if found]
 
 
 def _most(seen: Measured, known: Evidence) -> dict[str, int]:

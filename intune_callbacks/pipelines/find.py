@@ -47,6 +47,12 @@ class Found:
     hints: tuple[Hint, ...] = ()
 
 
+HELPED = (
+    "the dataset is iterable-style, and it is known which function makes its samples: its {} workers and their shards "
+    "stay, and helpers that make batches come and go beside them"
+)
+
+
 def find(
     loader: Any,
     *,
@@ -162,6 +168,7 @@ def _loader_hints(loader: Any, *, is_iterable: bool) -> tuple[Hint, ...]:
 def _live_loader(
     loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, live: bool, map_style: bool
 ) -> Found:
+    from intune_callbacks.pipelines.torch_helped import HelpedLoader, cannot_help, ends_known
     from intune_callbacks.pipelines.torch_loader import MapLoader
     from intune_callbacks.pipelines.torch_reach import keeps_states
     from intune_callbacks.pipelines.torch_window import WindowLoader
@@ -180,11 +187,19 @@ def _live_loader(
     kind = "the dataset is iterable-style" if not map_style else f"{type(loader).__name__} keeps a state per worker"
     if loader.num_workers == 0:
         return Found(None, f"{kind} and num_workers=0, so nothing runs beside the training loop; set num_workers=1")
+    remark = ""
+    if not map_style and loader.num_workers and ends_known(loader):
+        remark = cannot_help(loader)
+        if not remark:
+            live_from = f"{HELPED.format(loader.num_workers)}; the batches in flight are live, too"
+            return Found(HelpedLoader(loader, clock=clock, max_workers=max_workers), live_from)
+        remark = f"; `later` brings nothing here: {remark}"
     stay = f"{kind}, so num_workers stays {loader.num_workers} while it runs"
+    way = "" if map_style else "`later` around the function that makes a sample, "
     then = "keeps" if map_style else "changes"
     return Found(
         WindowLoader(loader, clock=clock),
         f"{kind}, so another number of workers would change the samples' order: only the batches in flight are live; "
-        "a map-style Dataset or torchdata.nodes makes the workers live too",
+        f"{way}a map-style Dataset or torchdata.nodes makes the workers live too{remark}",
         (Hint(f"{stay}; it is yours to set, and another one {then} the samples' order", "", "order", "load"),),
     )

@@ -20,7 +20,7 @@ from intune_callbacks.pipelines.worker_cost import Startup, fork_s
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock
 
-__all__ = ["WORKERS", "Engines"]
+__all__ = ["WORKERS", "Engines", "pinning"]
 
 WORKERS = "load"
 
@@ -190,7 +190,7 @@ class Engines:
             feed=True,
             hold=Hold(self._seam(pulled), self._period() or 0, (loader.prefetch_factor or 0) * loader.num_workers),
             inline=fetch if self.own[0] == 0 else None,
-            finish=self._pin(),
+            finish=pinning(self.loader),
             timeout_s=loader.timeout,
             counters=self.counters,
             clock=self.clock,
@@ -229,10 +229,12 @@ class Engines:
         except (TypeError, NotImplementedError):
             return None
 
-    def _pin(self) -> Callable[[Any], Any] | None:
-        if not self.loader.pin_memory or not torch.accelerator.is_available():
-            return None
-        device = torch.accelerator.current_accelerator()
-        if device is None or device.type == "mps":
-            return None
-        return pin(torch.accelerator.current_device_index(), device.type)
+
+def pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
+    """Return what pins the batches of a loader, None where they are not to be pinned."""
+    if not loader.pin_memory or not torch.accelerator.is_available():
+        return None
+    device = torch.accelerator.current_accelerator()
+    if device is None or device.type == "mps":
+        return None
+    return pin(torch.accelerator.current_device_index(), device.type)

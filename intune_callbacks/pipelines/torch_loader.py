@@ -27,7 +27,7 @@ from intune_callbacks.pipelines.torch_stock import shown_by
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
-__all__ = ["LoaderIterator", "MapLoader"]
+__all__ = ["MAX_PROCESSES", "LoaderIterator", "MapLoader"]
 
 WINDOW = "load.window"
 STOCK = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)

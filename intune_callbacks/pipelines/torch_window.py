@@ -19,7 +19,7 @@ from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
-__all__ = ["WindowLoader"]
+__all__ = ["WORKERS", "WindowLoader"]
 
 WORKERS, WINDOW = "load", "load.window"
 # As in `torch_loader`.
@@ -59,13 +59,16 @@ class WindowLoader:
     def _get_iterator(self) -> Any:
         """In place of the loader's own `_get_iterator`."""
         before, begin_s = self._iterator, self._clock.wall()
-        iterator = self._seam.stock()
+        iterator = self._make()
         self._startup.add(self._loader.num_workers, self._clock.wall() - begin_s)
         if self._is_meant(iterator):
             self._take(iterator)
             if before is not None and not before._shutdown and before._task_info:
                 self._running = weakref.ref(before)  # somebody validates on the loader in mid-epoch
         return iterator
+
+    def _make(self) -> Any:
+        return self._seam.stock()
 
     def adopt(self, iterator: Any) -> Any:
         """Replace the rule by which the running iterator sends out work; it stays the same object."""
@@ -91,13 +94,16 @@ class WindowLoader:
     def _next_data(self, running: weakref.ref[Any], followed: Followed) -> Any:
         iterator: Any = running()
         try:
-            batch = type(iterator)._next_data(iterator)
+            batch = self._fetch(iterator)
         except BaseException as error:
             followed.stopped(iterator, error)
             raise
         self._delivered += 1
         followed.delivered(iterator)
         return batch
+
+    def _fetch(self, iterator: Any) -> Any:
+        return type(iterator)._next_data(iterator)
 
     def _fill(self, running: weakref.ref[Any], followed: Followed) -> None:
         """Send out work until the window is full, through the iterator's own method."""
@@ -118,6 +124,10 @@ class WindowLoader:
                 iterator._prefetch_factor = factor
             if iterator._send_idx == sent:
                 return
+            self._was_sent(iterator, sent)
+
+    def _was_sent(self, iterator: Any, number: int) -> None:
+        """Called for each batch that is asked of a worker."""
 
     @staticmethod
     def _in_flight(iterator: Any) -> int:

@@ -17,7 +17,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
-__all__ = ["Fetch", "SeededMap", "Start", "carry_tensor", "context_of", "pin", "random_states"]
+__all__ = ["Fetch", "SeededMap", "Start", "carry_tensor", "context_of", "pin", "random_states", "seed_all"]
 
 # Of Python's `random`, numpy and torch.
 _Seeds = tuple[int, int, int]

@@ -15,9 +15,11 @@ from intune_callbacks.pipelines.torch_delivered import Delivery
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage, StageStats
 
-__all__ = ["WINDOW_KNOB", "WORKERS_KNOB", "Watch", "WatchedLoader"]
+__all__ = ["FOLLOWS_WORKERS", "WINDOW_KNOB", "WORKERS_KNOB", "Watch", "WatchedLoader"]
 
 WORKERS_KNOB, WINDOW_KNOB = "DataLoader(num_workers={})", "prefetch_factor={}"
+# What a knob has to say of workers that own shards, see `measure.cause`.
+FOLLOWS_WORKERS = "order follows the workers"
 
 # A fetch that took longer than this found no batch ready. A choice: one that is ready takes less, a wait mostly more.
 BLOCKED_S = 0.0005
