@@ -148,7 +148,7 @@ def test_start_methods_that_copy_nothing(method: str) -> None:
 
 
 def test_other_loaders_have_none() -> None:
-    assert "calls `later`" in find(DataLoader(Rows(), num_workers=2)).why
+    assert "helpers that make batches come and go" in find(DataLoader(Rows(), num_workers=2)).why
     assert "in_order=False" in find(DataLoader(Rows(), num_workers=2, in_order=False)).why
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     assert find(stateful(Rows(), num_workers=2)).pipeline.stages()[0].sequential
