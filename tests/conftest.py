@@ -31,7 +31,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # limits of memory that kill; a browser; every recipe, every block of the documentation, every benchmark for a moment.
 CAMPAIGN = {
     *("fault_ends", "fault_matrix", "reach_loaders", "reach_matrix", "hostile_datasets", "native_sanitizers", "soak"),
-    *("keras_backends", "keras_pydataset", "keras_unchanged", "start_methods", "helpers", "helpers_packages"),
+    *("keras_backends", "keras_pydataset", "keras_unchanged", "start_methods"),
+    *("helpers", "helpers_packages", "helpers_refused"),
     *("lightning_unchanged", "lightning_memory", "tfdata_memory"),
     *("dlrm_hybrid", "dlrm_hybrid_fit", "dlrm_hybrid_jax", "dlrm_hybrid_ranks", "lightning_ddp", "loop_ranks"),
     *("page_browser", "docs", "examples", "recipes_all", "recipes_bad_rows", "dlrm_dcn", "net_hostile"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import lightning_runs as runs
+import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from intune_callbacks import later
 from intune_callbacks.pipelines.find import find
@@ -138,3 +143,35 @@ def plain(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {name: plain(part) for name, part in batch.items()}
     return None if batch is None else tuple(plain(part) for part in batch)
+
+
+MANY = {"load": 5, "load.window": 24}
+
+
+@later
+def drawn(index: int) -> Any:
+    return torch.tensor([float(index), random.random(), float(np.random.rand()), float(torch.rand(()))])
+
+
+@later
+def times(index: int, factor: int = 1) -> Any:
+    return {"x": torch.tensor([float(index * factor)]), "name": f"row {index}"}
+
+
+def same(dataset: Any, sizes: Any = (MANY,), helped: bool = True, run: Any = None, **options: Any) -> Run:
+    """Compare a training with helpers with a stock one; return the first."""
+    options = {"batch_size": 4, "num_workers": 2} | options
+    run = {"settle": True} | (run or {})
+    torch.manual_seed(0)
+    stock = Run(DataLoader(dataset, **options), **run)
+    before = runs.running()
+    torch.manual_seed(0)
+    ours = Run(DataLoader(dataset, **options), list(sizes), **run)
+    assert ours.seen == stock.seen
+    assert (ours.helped > 0) == helped, ours.why_not
+    assert vars(ours.loader).keys() == vars(stock.loader).keys()
+    assert ours.loader.collate_fn is stock.loader.collate_fn and ours.loader.worker_init_fn is None
+    ours.loader = ours.pipeline = None
+    gc.collect()
+    assert runs.only(before | set(multiprocessing.active_children() if options.get("persistent_workers") else ()))
+    return ours
