@@ -25,8 +25,8 @@ from intune_callbacks.session.keras_hooks import from_fit  # noqa: E402
 EAGER: dict[str, Any] = {"decide_every_s": 0.05, "decide_every_batches": 5, "warmup_batches": 2, "show_card": False}
 ADAPTERS = [*(ROOT / "intune_callbacks" / "pipelines").glob("torch*.py")]
 ADAPTERS += [ROOT / "intune_callbacks" / "pipelines" / "watched.py"]
-GUARDED = {"_data_queue"}
-"""Where it is missing, `Watch` counts no batch as ready."""
+GUARDED = {"_data_queue", "_workers_status"}
+"""Without the one, `Watch` counts no batch as ready; without the other, nobody is told which workers deliver."""
 BY_PACKAGE = {"torch": torch_private.TORCH, "torchdata": torch_private.TORCHDATA}
 
 

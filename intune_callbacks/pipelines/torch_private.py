@@ -14,7 +14,10 @@ from typing import Any
 __all__ = ["RUNNING", "why_no_graph", "why_no_loader"]
 
 # Module, or module:class -> what has to be in it. tests/test_versions.py compares them with what the adapters use.
-_ITERATOR = ("_base_seed", "_dataset", "_index_sampler", "_next_data", "_num_yielded", "_reset", "_sampler_iter")
+_ITERATOR = (
+    *("_base_seed", "_collate_fn", "_dataset", "_index_sampler", "_next_data", "_num_yielded", "_reset"),
+    "_sampler_iter",
+)
 RUNNING = (
     *("_next_data", "_num_workers", "_prefetch_factor", "_rcvd_idx", "_send_idx", "_shutdown", "_task_info"),
     *("_dataset_kind", "_tasks_outstanding", "_try_put_index"),
@@ -27,7 +30,7 @@ TORCH: Mapping[str, tuple[str, ...]] = {
     f"{_LOADER}:DataLoader": ("_auto_collation", "_dataset_kind", "_get_iterator", "_index_sampler", "in_order"),
     f"{_LOADER}:_DatasetKind": ("Map", "create_fetcher"),
     f"{_LOADER}:_SingleProcessDataLoaderIter": _ITERATOR,
-    f"{_LOADER}:_MultiProcessingDataLoaderIter": (*_ITERATOR, *RUNNING, "_shutdown_workers"),
+    f"{_LOADER}:_MultiProcessingDataLoaderIter": (*_ITERATOR, *RUNNING, "_process_data", "_shutdown_workers"),
     "torch.utils.data._utils.pin_memory": ("pin_memory",),
     "torch.utils.data._utils.signal_handling": ("_set_worker_signal_handlers",),
     "torch.utils.data._utils.worker": ("WorkerInfo", "_worker_info"),
@@ -42,15 +45,7 @@ TORCHDATA: Mapping[str, tuple[str, ...]] = {
     "torchdata.nodes.map": ("MapOverBatch", "_ParallelMapperImpl"),
     "torchdata.nodes.map:_ParallelMapperImpl": (
         *_NODE,
-        *(
-            "_parallel_reset",
-            "in_order",
-            "map_fn",
-            "max_concurrent",
-            "method",
-            "multiprocessing_context",
-            "num_workers",
-        ),
+        *("in_order", "map_fn", "max_concurrent", "method", "multiprocessing_context", "num_workers"),
     ),
 }
 
