@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from intune_callbacks import WorkerDied
+from intune_callbacks.pipelines import workers
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.payload import Payload
 from intune_callbacks.pipelines.workers import ProcessPool
@@ -275,3 +277,18 @@ def test_methods_and_partials_are_for_all_and_no_part() -> None:
     assert payload.parts == []
     assert sum(part.nbytes for part in payload.message()) > 8 << 20
     assert sum(part.nbytes for part in payload.message()) > 8 << 20  # as often as it is wanted
+
+
+def test_a_child_that_is_put_back_while_the_collector_closes_its_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may run in the thread that puts it back, between any two steps of it."""
+    pool = ProcessPool(abs, FORK)
+    child = pool.get()
+
+    def collected() -> float:
+        monkeypatch.undo()
+        pool.close()
+        return time.monotonic()
+
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=collected))
+    pool.put(child, surplus=True)
+    assert not child.process.is_alive() and not pool.pids

@@ -205,11 +205,14 @@ class ProcessPool:
             surplus: fewer are wanted than before: it ends if it is not used again soon, and gives its memory back.
         """
         with self._lock:
-            keep = child.usable and not self._closed
-            if keep:
+            if child.usable:
                 self._idle.append((child, time.monotonic() + PARKED_S if surplus else float("inf")))
-                if surplus and self._reaper is None:
-                    self._watch_idle()
+            # Asked only now: the garbage collector may have run `close` in this very thread, which found no child here.
+            keep = child.usable and not self._closed
+            if not keep:
+                self._idle = [one for one in self._idle if one[0] is not child]
+            elif surplus and self._reaper is None:
+                self._watch_idle()
         if not keep:
             self._end([child])
 
