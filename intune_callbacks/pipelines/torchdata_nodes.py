@@ -255,6 +255,9 @@ def end_engines(root: BaseNode[Any]) -> None:
         engine.abort()
     for engine in reversed(engines):
         engine.close()
+        # Now: an error that somebody keeps may hold the iterator, and its finalizer would find the pipes closed.
+        if engine.pool is not None:
+            engine.pool.close()
     until_s = time.monotonic() + JOIN_S
     for node in nodes:
         iterator = vars(node).get("_it")
