@@ -290,3 +290,19 @@ def test_a_stock_reader_in_a_slow_read_is_waited_for(make) -> None:
     threading.Timer(1.5, held.is_free.set).start()
     assert list(iter(loader)) == list(range(20))
     pipeline.close()
+
+
+def test_the_processes_of_an_epoch_end_with_it_whoever_holds_its_iterator() -> None:
+    """An error that was raised in it may: its finalizer would run late, and find the pipes of its workers closed."""
+    mapper = tn.ParallelMapper(source(None), abs, num_workers=2, method="process")
+    loader = tn.Loader(mapper)
+    pipeline = find(loader).pipeline
+    pipeline.prepare()
+    next(iter(loader))
+    (node,) = (stage.node for stage in pipeline._stages)
+    held = node._it
+    assert held.engine.pool.pids
+    next(iter(loader))
+    assert node._it is not held and not held.engine.pool.pids
+    pipeline.close()
+    assert not node._it.engine.pool.pids

@@ -13,7 +13,7 @@ from torchdata.nodes import Loader, Prefetcher
 from torchdata.nodes.map import _ParallelMapperImpl
 
 from intune_callbacks.pipelines.base import clamp
-from intune_callbacks.pipelines.torchdata_nodes import NodeStage, engine_of, function_name, walk
+from intune_callbacks.pipelines.torchdata_nodes import NodeStage, end_ours, function_name, walk
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
 __all__ = ["NodeGraph"]
@@ -105,11 +105,5 @@ class NodeGraph:
             node.uninstall()
 
     def close(self) -> None:
-        engines = [e for e in (engine_of(node) for node in walk(self._loader.root)) if e is not None]
-        for engine in engines:
-            engine.abort()
-        for engine in reversed(engines):
-            engine.close()
-            if engine.pool is not None:
-                engine.pool.close()
+        end_ours(self._loader.root)
         self.release()

@@ -20,7 +20,7 @@ from intune_callbacks.pipelines.torch_workers import SeededMap, Start, carry_ten
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock, Stage, StageStats
 
-__all__ = ["NodeIterator", "NodeStage", "end_engines", "engine_of", "function_name", "walk"]
+__all__ = ["NodeIterator", "NodeStage", "end_engines", "end_ours", "engine_of", "function_name", "walk"]
 
 # As in `torch_loader`.
 MAX_WINDOW = 4096
@@ -248,8 +248,20 @@ def end_engines(root: BaseNode[Any]) -> None:
     Args:
         root: the last node of a graph, or of a part of it.
     """
-    nodes = list(walk(root))
-    engines = [e for e in (engine_of(node) for node in nodes) if e is not None]
+    end_ours(root)
+    until_s = time.monotonic() + JOIN_S
+    for node in walk(root):
+        iterator = vars(node).get("_it")
+        if engine_of(node) is None and hasattr(iterator, "_shutdown"):
+            iterator._shutdown()
+            reader = getattr(iterator, "_read_thread", None) or getattr(iterator, "_thread", None)
+            if reader is not None and reader is not threading.current_thread():
+                reader.join(max(0.0, until_s - time.monotonic()))
+
+
+def end_ours(root: BaseNode[Any]) -> None:
+    """End our engines at and below a node, and their processes; those of stock nodes go on."""
+    engines = [e for e in (engine_of(node) for node in walk(root)) if e is not None]
     # All are told first, so that none waits for one that already stopped.
     for engine in engines:
         engine.abort()
@@ -258,14 +270,6 @@ def end_engines(root: BaseNode[Any]) -> None:
         # Now: an error that somebody keeps may hold the iterator, and its finalizer would find the pipes closed.
         if engine.pool is not None:
             engine.pool.close()
-    until_s = time.monotonic() + JOIN_S
-    for node in nodes:
-        iterator = vars(node).get("_it")
-        if engine_of(node) is None and hasattr(iterator, "_shutdown"):
-            iterator._shutdown()
-            reader = getattr(iterator, "_read_thread", None) or getattr(iterator, "_thread", None)
-            if reader is not None and reader is not threading.current_thread():
-                reader.join(max(0.0, until_s - time.monotonic()))
 
 
 def engine_of(node: Any) -> ElasticMap[Any] | None:
