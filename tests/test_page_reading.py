@@ -102,6 +102,15 @@ def test_a_wrong_folder_is_named_and_the_right_one_suggested(tmp_path: Path) -> 
         read(tmp_path)
 
 
+def test_an_allocation_of_nonsense_is_left_out(tmp_path: Path) -> None:
+    line = {"step": 1, "observation": {}, "before": {}, "after": {"read": {}, "parse": [], "decode": 3}}
+    (tmp_path / "history.jsonl").write_text(json.dumps(line) + "\n")
+    (run,) = read(tmp_path)
+    assert run.report.after.allocation == {"decode": 3}
+    assert [stage.name for stage in run.report.stages] == ["decode"]
+    assert everything(run)
+
+
 PLAIN = some.none() | some.booleans() | some.integers(-9, 9) | some.floats() | some.text(max_size=5)
 ANY = some.recursive(
     PLAIN, lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=3), inner)

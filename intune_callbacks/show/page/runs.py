@@ -135,7 +135,7 @@ def _unfinished(lines: Sequence[dict[str, Any]]) -> Report:
     )
 
 
-def _row(name: str, first: Any, current: Any, rates: object) -> StageRow:
+def _row(name: str, first: int, current: int, rates: object) -> StageRow:
     is_window = name.endswith(".window")
     has_workers = not is_window and (not isinstance(rates, dict) or name in rates)
     window_of = name.removesuffix(".window") if is_window else None
@@ -143,7 +143,7 @@ def _row(name: str, first: Any, current: Any, rates: object) -> StageRow:
     return StageRow(name, "cpu", unit, 0, 0, current, window_of=window_of, first=first)
 
 
-def _side(lines: Sequence[dict[str, Any]], allocation: dict[str, Any]) -> Side:
+def _side(lines: Sequence[dict[str, Any]], allocation: dict[str, int]) -> Side:
     def middle(key: str) -> float | None:
         values = [value for line in lines if (value := number(line["observation"].get(key))) is not None]
         return median(values) if values else None
@@ -159,6 +159,8 @@ def _side(lines: Sequence[dict[str, Any]], allocation: dict[str, Any]) -> Side:
     )
 
 
-def _allocation(line: dict[str, Any], key: str) -> dict[str, Any]:
+def _allocation(line: dict[str, Any], key: str) -> dict[str, int]:
+    """Return what is an allocation in it: anything else in its place cannot be compared, nor added up."""
     given = line.get(key)
-    return dict(given) if isinstance(given, dict) else {}
+    named = given.items() if isinstance(given, dict) else ()
+    return {name: int(value) for name, value in named if number(value) is not None}
