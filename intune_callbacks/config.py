@@ -16,6 +16,7 @@ __all__ = ["MODES", "POLICIES", "TunerConfig", "choice_problem", "nearest", "num
 MODES = ("off", "observe", "advise", "tune")
 POLICIES = ("dqn", "model-jump", "even")
 WORKER_KINDS = ("process", "thread")
+ORDERS = ("same", "any")
 MODE_VARIABLE = "INTUNE_MODE"
 
 
@@ -36,6 +37,8 @@ class TunerConfig:
         workers_kind: what the workers of a map-style DataLoader or a Keras PyDataset are: ``process``, ``thread`` for
             a dataset that is thread-safe and releases the GIL, or None for what the user's has; with
             ``num_workers=0``, of a PyDataset ``workers=1``, none. Naming a kind allows workers there, too.
+        order: ``same`` delivers what the loader would, in that order; ``any`` allows another order of the same samples,
+            each once an epoch, where that is faster.
         fine_tune: let the policy ``dqn`` go on learning from this run, in a thread of its own; needs PyTorch.
 
     Raises:
@@ -52,6 +55,7 @@ class TunerConfig:
     trainer_cpus: float = 1.0
     max_workers: int | None = None
     workers_kind: str | None = None
+    order: str = "same"
     fine_tune: bool = False
 
     def __post_init__(self) -> None:
@@ -64,6 +68,7 @@ class TunerConfig:
         yield from choice_problem("policy", self.policy, POLICIES)
         if self.workers_kind is not None:
             yield from choice_problem("workers_kind", self.workers_kind, WORKER_KINDS)
+        yield from choice_problem("order", self.order, ORDERS)
         yield from number_problem("decide_every_s", self.decide_every_s, 0.0, 3600.0)
         yield from number_problem("decide_every_batches", self.decide_every_batches, 1, 1_000_000)
         yield from number_problem("warmup_batches", self.warmup_batches, 0, 1_000_000)

@@ -107,6 +107,7 @@ class StageStats:
         capacity: the window, now (the largest `queued` can be).
         item_bytes: mean size of one result in bytes, 0.0 while unknown.
         worker_bytes: memory one more worker costs in bytes, 0.0 while unknown or for threads.
+        held_s: seconds the consumer waited for one result while later ones were finished, 0.0 where that is not known.
     """
 
     items: int
@@ -119,6 +120,7 @@ class StageStats:
     capacity: int
     item_bytes: float = 0.0
     worker_bytes: float = 0.0
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ class StageRates:
         item_bytes: mean bytes of one result.
         worker_bytes: bytes one more worker costs.
         stored: results by which `queued` grew in the window, negative where it shrank.
+        held_frac: share of the window in which the consumer waited for one result while later ones were finished, 0..1.
     """
 
     items: int
@@ -216,6 +219,7 @@ class StageRates:
     item_bytes: float
     worker_bytes: float
     stored: int = 0
+    held_frac: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import random
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -306,3 +307,20 @@ def test_a_fit_is_as_it_was_and_its_workers_live() -> None:
     assert {max(values) for key, values in made["tuned"]["logged"].items() if "workers" in key} != {3.0}
     assert sorted(datasets[0].asked) == sorted(datasets[1].asked)
     assert not threads_of_ours()
+
+
+def test_in_any_order_a_slow_batch_holds_up_none_but_itself() -> None:
+    class Slow(Counting):
+        def __getitem__(self, number: int) -> Any:
+            time.sleep(0.3 if number == 3 else 0.001)
+            return number
+
+    def run(in_order: bool) -> list[int]:
+        pipeline = PyDatasetPipeline(Slow(30), workers=3, window=8, kind="thread", clock=Clock(), in_order=in_order)
+        batches = list(pipeline.begin(lambda: iter(range(30)), None))
+        pipeline.close()
+        return batches
+
+    assert run(True) == list(range(30))
+    free = run(False)
+    assert sorted(free) == list(range(30)) and free.index(3) > 3

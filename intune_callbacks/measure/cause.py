@@ -32,6 +32,8 @@ LEAST_READ_S = 0.0002
 """No read from a disk or a network is shorter: such a wait is for a CPU."""
 IDLE = 0.4
 """Workers that are busy for less than this share have too little to do. A choice: less than half, with a margin."""
+LEAST_S = 1e-6
+"""No batch is sooner there."""
 ONE_CPU = (0.85, 1.1)
 """CPUs that threads use together where the GIL lets one run at a time. A choice: one, as exactly as windows show it."""
 BROUGHT_NOTHING = 1.03
@@ -65,6 +67,7 @@ def causes(seen: Measured | None, known: Evidence = NONE) -> tuple[Cause, ...]:
         known = replace(known, hints=(*known.hints, *_owned(seen)))
     limit = _limit(seen, known) if seen.wait_frac >= WAITS else None
     others = [_memory(seen, known), _startup(seen, known), _shuffle(seen, known), _prefetch(seen, known)]
+    others.append(_held(seen, known))
     if limit is None or limit.kind != "shards":
         others.append(_shards(seen, known))
     found = sorted((cause for cause in others if cause is not None), key=lambda cause: -cause.gain)
@@ -266,6 +269,16 @@ def _memory(seen: Measured, known: Evidence) -> Cause | None:
     if veto is None or seen.wait_frac < WAITS:
         return None
     return Cause("memory", "", f"memory holds the input back: {veto}")
+
+
+def _held(seen: Measured, known: Evidence) -> Cause | None:
+    """What is finished waits for one that is slower, because the order is kept."""
+    name, held = max(((n, rate.held_frac) for n, rate in seen.rates.items()), key=lambda one: one[1], default=("", 0.0))
+    gain = promised(seen.period_s / max(seen.model_s, seen.period_s * (1.0 - held), LEAST_S), known.share)
+    if gain < LEAST_GAIN:
+        return None
+    sentence = f"{percent(held)} of the time finished batches of {name!r} wait for a slower one before them"
+    return Cause("held", name, f"{sentence}: InTuneCallback(order='any') would not keep the order", gain=gain)
 
 
 def _model(seen: Measured) -> Cause:

@@ -30,14 +30,15 @@ def rates(before: PipelineStats, after: PipelineStats, stages: Sequence[Stage]) 
     batches = after.delivered - before.delivered
     if batches < 0:
         batches = after.delivered
+    elapsed_s = after.at_s - before.at_s
     return {
-        stage.name: _stage_rates(before.stages.get(stage.name), after.stages[stage.name], batches)
+        stage.name: _stage_rates(before.stages.get(stage.name), after.stages[stage.name], batches, elapsed_s)
         for stage in stages
         if stage.name in after.stages
     }
 
 
-def _stage_rates(before: StageStats | None, after: StageStats, batches: int) -> StageRates:
+def _stage_rates(before: StageStats | None, after: StageStats, batches: int, elapsed_s: float) -> StageRates:
     done, stored = (after, after.queued) if before is None else _difference(before, after)
     service_s = _ratio(done.busy_s, done.items)
     # Population variance: mean of the squares minus the square of the mean; rounding may take it below 0.
@@ -56,6 +57,7 @@ def _stage_rates(before: StageStats | None, after: StageStats, batches: int) -> 
         item_bytes=after.item_bytes,
         worker_bytes=after.worker_bytes,
         stored=stored,
+        held_frac=min(_ratio(done.held_s, elapsed_s), 1.0),
     )
 
 
@@ -69,6 +71,7 @@ def _difference(before: StageStats, after: StageStats) -> tuple[StageStats, int]
         cpu_s=after.cpu_s - before.cpu_s,
         starved_s=after.starved_s - before.starved_s,
         blocked_s=after.blocked_s - before.blocked_s,
+        held_s=after.held_s - before.held_s,
     )
     smallest = min(done.items, done.busy_s, done.busy_s2, done.cpu_s, done.starved_s, done.blocked_s)
     return (after, after.queued) if smallest < 0 else (done, after.queued - before.queued)

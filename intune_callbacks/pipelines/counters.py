@@ -96,7 +96,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.items = 0
-        self.busy_s = self.busy_s2 = self.cpu_s = self.starved_s = self.blocked_s = 0.0
+        self.busy_s = self.busy_s2 = self.cpu_s = self.starved_s = self.blocked_s = self.held_s = 0.0
         self.item_bytes = 0.0
 
     def computed(self, busy_s: float, cpu_s: float, value: object, size_bytes: int | None = None) -> None:
@@ -122,4 +122,5 @@ class Counters:
             capacity=capacity,
             item_bytes=self.item_bytes,
             worker_bytes=worker_bytes,
+            held_s=self.held_s,
         )

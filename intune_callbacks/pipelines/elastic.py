@@ -55,7 +55,7 @@ class ElasticMap(Generic[Y]):
         fn: what a worker does to one item. With a pool it runs in the pool's children and this one is not called.
         workers: items computed at once.
         window: results finished or in progress ahead of the next one to be delivered.
-        ordered: deliver in the order of the source (True) or as finished.
+        ordered: deliver in the order of the source (True) or as finished; readable.
         pool: child processes for the work; None computes in threads.
         snapshot: called after each pull, under the source's lock; what it returned for an item is in `state` once
             that item was delivered.
@@ -63,6 +63,7 @@ class ElasticMap(Generic[Y]):
         hold: with `feed`, where to look for the end of the source with care.
         inline: with `feed`, what the consumer does to an item itself while there are 0 workers; None keeps one worker.
         finish: applied to each result in the parent's worker thread (pinning memory).
+        delivered: told the number of each result, when the consumer gets it.
         timeout_s: raise RuntimeError if one item takes longer to arrive; 0 waits for as long as a worker lives.
         counters: where to count; a new `Counters` by default.
         clock: wall and CPU clock.
@@ -87,6 +88,7 @@ class ElasticMap(Generic[Y]):
         hold: Hold | None = None,
         inline: Callable[[Any], Y] | None = None,
         finish: Callable[[Y], Y] | None = None,
+        delivered: Callable[[int], None] | None = None,
         timeout_s: float = 0.0,
         counters: Counters | None = None,
         clock: Clock | None = None,
@@ -99,10 +101,10 @@ class ElasticMap(Generic[Y]):
         self.counters = counters or Counters()
         self._source, self._fn, self._pool = source, fn, pool
         self._snapshot, self._finish, self._timeout_s = snapshot, finish, timeout_s
-        self._ordered, self._feeding, self._hold = ordered, feed, hold or Hold()
+        self.ordered, self._feeding, self._hold = ordered, feed, hold or Hold()
         self._inline = inline if feed else None
         self._fewest = 1 if self._inline is None else 0
-        self._clock = clock or Clock()
+        self._clock, self._tell = clock or Clock(), delivered
         # Reentrant: the garbage collector may run `abort` in a worker that holds it.
         self._lock = threading.RLock()
         self._source_lock = threading.Lock()
@@ -116,6 +118,7 @@ class ElasticMap(Generic[Y]):
         self._alive = self._starting = 0  # worker threads; those of them whose process cannot compute yet
         self._threads: list[threading.Thread] = []
         self._idle_s: float | None = None
+        self._ahead_since_s = 0.0  # since when there has always been a result
         self._join_until_s: float | None = None
         try:
             self.resize(workers)
@@ -201,7 +204,7 @@ class ElasticMap(Generic[Y]):
     def is_waited_for(self) -> bool:
         """True if the consumer would have to wait now."""
         with self._lock:
-            ready = self._delivered in self._results if self._ordered else bool(self._results)
+            ready = self._delivered in self._results if self.ordered else bool(self._results)
             return not ready and not self._closed and not (self._exhausted and self._delivered == self._pulled)
 
     def stats(self) -> StageStats:
@@ -243,8 +246,10 @@ class ElasticMap(Generic[Y]):
                     cpu_s = cpu() - begin_cpu_s
                 dead = child is not None and not child.usable
                 with self._lock:
+                    if not self._results:
+                        self._ahead_since_s = wall()
                     self._results[number] = (value, snapshot)
-                    if not self._ordered or number == self._delivered:
+                    if not self.ordered or number == self._delivered:
                         self._ready.notify()
                     with suppress(Exception):  # what cannot be counted has been computed all the same
                         self.counters.computed(busy_s, cpu_s, value, size_bytes)
@@ -323,33 +328,19 @@ class ElasticMap(Generic[Y]):
         return self
 
     def __next__(self) -> Y:
-        task: _Task | None = None
         with self._lock:
             if self._feeding:
                 self._feed(asked=True)
-            deadline_s = time.monotonic() + self._timeout_s if self._timeout_s else None
-            while True:
-                number = self._delivered if self._ordered else next(iter(self._results), -1)
-                entry = self._results.pop(number, None)
-                if entry is not None:
-                    break
-                task = self._own_task()
-                if task is not None:
-                    break
-                if self._closed or (self._exhausted and self._delivered == self._pulled):
-                    raise StopIteration
-                if deadline_s is not None and time.monotonic() > deadline_s:
-                    raise RuntimeError(f"stage {self.name!r} timed out after {self._timeout_s} s")
-                wait_s = WAIT_S if deadline_s is None else min(WAIT_S, max(0.001, deadline_s - time.monotonic()))
-                self._ready.wait(wait_s)
+            number, entry, task = self._awaited()
             self._delivered += 1
+            if self._tell is not None:
+                self._tell(number)
             if self._feeding:
                 self._feed()
             else:
                 self._space.notify()
         if task is not None:
             return self._compute(task)
-        assert entry is not None
         value, self.state = entry
         if type(value) is _Raised:
             if self._alive < self._workers:
@@ -359,13 +350,37 @@ class ElasticMap(Generic[Y]):
             raise value.error
         return value  # type: ignore[no-any-return]
 
+    def _awaited(self) -> tuple[int, Any, _Task | None]:
+        """Wait for the next result (lock held); return its number and it, or what the consumer is to compute itself."""
+        begin_s: float | None = None
+        deadline_s = time.monotonic() + self._timeout_s if self._timeout_s else None
+        while True:
+            number = self._delivered if self.ordered else next(iter(self._results), -1)
+            entry = self._results.pop(number, None)
+            if entry is not None:
+                if begin_s is not None and self._results:
+                    # It has waited for this one while others, that come later, were there.
+                    self.counters.held_s += max(0.0, self._clock.wall() - max(begin_s, self._ahead_since_s))
+                return number, entry, None
+            task = self._own_task()
+            if task is not None:
+                return task[0], None, task
+            if self._closed or (self._exhausted and self._delivered == self._pulled):
+                raise StopIteration
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                raise RuntimeError(f"stage {self.name!r} timed out after {self._timeout_s} s")
+            if begin_s is None:
+                begin_s = self._clock.wall()
+            wait_s = WAIT_S if deadline_s is None else min(WAIT_S, max(0.001, deadline_s - time.monotonic()))
+            self._ready.wait(wait_s)
+
     def _own_task(self) -> _Task | None:
         """Return what the consumer computes itself now (lock held): with no workers, the next item, if nobody has it.
 
         Order matters: results first, then what was fed while there were workers, then the source. An item in the hands
         of a worker that is leaving is waited for.
         """
-        if self._workers or not self._inbox or (self._ordered and self._inbox[0][0] != self._delivered):
+        if self._workers or not self._inbox or (self.ordered and self._inbox[0][0] != self._delivered):
             return None
         return self._inbox.popleft()
 

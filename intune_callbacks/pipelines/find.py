@@ -59,6 +59,7 @@ def find(
     clock: Clock | None = None,
     max_workers: int | None = None,
     workers_kind: str | None = None,
+    order: str = "same",
     live: bool = True,
     wait: bool = True,
 ) -> Found:
@@ -74,6 +75,8 @@ def find(
             thread-safe and releases the GIL). With None it is processes, and a loader with ``num_workers=0`` is left
             alone: its dataset may hold open files, learn from the training, or use a device or a runtime that does not
             survive a fork.
+        order: ``any`` allows another order of the same samples; a torchdata graph keeps its own, for its state counts
+            items in their order.
         live: False only watches (modes observe and advise).
         wait: compile the tf.data operations now where that was not done; False leaves it to the pipeline's `compile`
             and `late`, and a pipeline may have no stages yet.
@@ -87,10 +90,10 @@ def find(
 
         inner = unwrapped(loader)
         if is_loader(inner):
-            return _data_loader(inner, clock, max_workers, workers_kind, live)
+            return _data_loader(inner, clock, max_workers, workers_kind, order == "same", live)
     if "tensorflow" in sys.modules and hasattr(sys.modules["tensorflow"], "data"):
         if _is(loader, "tensorflow", "data.Dataset"):
-            return _dataset(loader, clock, max_workers, live, wait)
+            return _dataset(loader, clock, max_workers, order == "same", live, wait)
         if _is(loader, "tensorflow", "distribute.DistributedDataset"):
             return Found(
                 None,
@@ -109,14 +112,15 @@ def _is(value: object, module: str, name: str) -> bool:
     return issubclass(type(value), operator.attrgetter(name)(sys.modules[module]))
 
 
-def _dataset(dataset: Any, clock: Clock, max_workers: int | None, live: bool, wait: bool) -> Found:
+def _dataset(dataset: Any, clock: Clock, max_workers: int | None, in_order: bool, live: bool, wait: bool) -> Found:
     try:
         from intune_callbacks.pipelines.tfdata import DatasetPipeline
     except ImportError as error:
         return Found(
             None, f"this version of TensorFlow lacks what a tf.data pipeline is tuned by, so nothing is: {error}"
         )
-    pipeline = DatasetPipeline(dataset, clock=clock, max_workers=max_workers, live=live, wait=wait)
+    given: dict[str, Any] = {"clock": clock, "max_workers": max_workers, "in_order": in_order}
+    pipeline = DatasetPipeline(dataset, **given, live=live, wait=wait)
     return Found(pipeline if pipeline.stages() or not wait else None, pipeline.why, pipeline.hints)
 
 
@@ -137,7 +141,9 @@ def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) 
     return Found(graph, "workers and window of each ParallelMapper and the depth of each Prefetcher are live")
 
 
-def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, live: bool) -> Found:
+def _data_loader(
+    loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, in_order: bool, live: bool
+) -> Found:
     from torch.utils import data
 
     from intune_callbacks.pipelines.torch_private import why_no_loader
@@ -148,7 +154,7 @@ def _data_loader(loader: Any, clock: Clock, max_workers: int | None, workers_kin
         why = "datapipes shard themselves by worker; use a map-style Dataset or torchdata.nodes"
         return Found(None, why, _loader_hints(loader, is_iterable=True))
     map_style = not isinstance(loader.dataset, data.IterableDataset)
-    found = _live_loader(loader, clock, max_workers, workers_kind, live, map_style)
+    found = _live_loader(loader, clock, max_workers, workers_kind, in_order, live, map_style)
     return replace(found, hints=(*found.hints, *_loader_hints(loader, is_iterable=not map_style)))
 
 
@@ -166,7 +172,13 @@ def _loader_hints(loader: Any, *, is_iterable: bool) -> tuple[Hint, ...]:
 
 
 def _live_loader(
-    loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, live: bool, map_style: bool
+    loader: Any,
+    clock: Clock,
+    max_workers: int | None,
+    workers_kind: str | None,
+    in_order: bool,
+    live: bool,
+    map_style: bool,
 ) -> Found:
     from intune_callbacks.pipelines.torch_helped import HelpedLoader, cannot_help, ends_known
     from intune_callbacks.pipelines.torch_loader import MapLoader
@@ -182,7 +194,8 @@ def _live_loader(
     if map_style and not keeps_states(loader):
         if loader.num_workers == 0 and workers_kind is None:
             return Found(WatchedLoader(0, 1, clock=clock, when="user"), LEFT_ALONE)
-        pipeline = MapLoader(loader, clock=clock, max_workers=max_workers, kind=workers_kind or "process")
+        given: dict[str, Any] = {"max_workers": max_workers, "kind": workers_kind or "process", "in_order": in_order}
+        pipeline = MapLoader(loader, clock=clock, **given)
         return Found(pipeline, "workers and batches in flight are live")
     kind = "the dataset is iterable-style" if not map_style else f"{type(loader).__name__} keeps a state per worker"
     if loader.num_workers == 0:
@@ -198,7 +211,8 @@ def _live_loader(
     way = "" if map_style else "`later` around the function that makes a sample, "
     then = "keeps" if map_style else "changes"
     return Found(
-        WindowLoader(loader, clock=clock),
+        # A state per worker is counted in the order of the batches.
+        WindowLoader(loader, clock=clock, in_order=in_order or map_style or keeps_states(loader)),
         f"{kind}, so another number of workers would change the samples' order: only the batches in flight are live; "
         f"{way}a map-style Dataset or torchdata.nodes makes the workers live too{remark}",
         (Hint(f"{stay}; it is yours to set, and another one {then} the samples' order", "", "order", "load"),),

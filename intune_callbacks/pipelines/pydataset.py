@@ -38,6 +38,7 @@ class PyDatasetPipeline:
         kind: ``process`` or ``thread``.
         clock: wall and CPU clock.
         max_workers: upper limit of `load`, unless the user's own number is higher.
+        in_order: False delivers batches as they are finished.
 
     Attributes:
         why_not: why what was wanted is not in force: the last error of a start or of a growth, empty if none.
@@ -46,9 +47,17 @@ class PyDatasetPipeline:
     """
 
     def __init__(
-        self, dataset: Any, *, workers: int, window: int, kind: str, clock: Clock, max_workers: int | None = None
+        self,
+        dataset: Any,
+        *,
+        workers: int,
+        window: int,
+        kind: str,
+        clock: Clock,
+        max_workers: int | None = None,
+        in_order: bool = True,
     ) -> None:
-        self._dataset, self._kind, self._clock = dataset, kind, clock
+        self._dataset, self._kind, self._clock, self._in_order = dataset, kind, clock, in_order
         self._own, self.workers, self.window = workers, workers, min(max(1, window), MAX_WINDOW)
         self._high = max(workers, max_workers or (MAX_PROCESSES if kind == "process" else MAX_THREADS))
         self._counters, self._startup = Counters(), Startup()
@@ -89,6 +98,7 @@ class PyDatasetPipeline:
                 here if pool is None else None,
                 workers=workers,
                 window=self.window + WAITING,
+                ordered=self._in_order,
                 pool=pool,
                 feed=True,
                 hold=Hold(hold_at, hold_every),

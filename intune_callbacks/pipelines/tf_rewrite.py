@@ -16,6 +16,7 @@ from tensorflow.python.data.util import structure
 from intune_callbacks.pipelines.tf_graph import DatasetGraph, attr, functions_of
 from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import BEFORE, BEHIND, INSIDE, SINK_OP, STAGE_OP
+from intune_callbacks.pipelines.tf_order import free_of_order
 from intune_callbacks.pipelines.tf_stage import KNOBS, GraphStage, Kind
 from intune_callbacks.types import Hint
 
@@ -58,7 +59,7 @@ class Rewritten:
         return self.graph.build().with_options(options)
 
 
-def rewrite(dataset: Any, pipeline: str, *, live: bool, cpus: int = 2) -> Rewritten:
+def rewrite(dataset: Any, pipeline: str, *, live: bool, cpus: int = 2, in_order: bool = True) -> Rewritten:
     """Return the graph of a dataset with its stages in reach.
 
     Args:
@@ -66,16 +67,20 @@ def rewrite(dataset: Any, pipeline: str, *, live: bool, cpus: int = 2) -> Rewrit
         pipeline: the key under which `Native` knows it.
         live: False leaves every stage as the user, or TensorFlow's optimiser, sets it.
         cpus: what AUTOTUNE becomes where it becomes a number: so many workers for all stages together, 2 each at least.
+        in_order: False lets stages deliver as they finish, where the same elements come out.
 
     Raises:
         CannotRewrite: see `DatasetGraph`.
     """
-    return _Edit(DatasetGraph(dataset), pipeline, live, cpus).run()
+    return _Edit(DatasetGraph(dataset), pipeline, live, cpus, in_order).run()
 
 
 class _Edit:
-    def __init__(self, graph: DatasetGraph, pipeline: str, live: bool, cpus: int) -> None:
+    def __init__(self, graph: DatasetGraph, pipeline: str, live: bool, cpus: int, in_order: bool) -> None:
         self.graph, self.pipeline, self.live, self.cpus = graph, pipeline, live, cpus
+        self.free: frozenset[str] = frozenset()
+        if live and not in_order:
+            self.free = free_of_order(graph)
         self.options = graph.dataset.options()
         self.notes: list[str] = []
         self.taken: dict[str, int] = {}
@@ -86,6 +91,8 @@ class _Edit:
         if self.live:
             for node in self.graph.nodes():
                 self.make_parallel(node)
+                if node.name in self.free and attr(node, "deterministic").s == b"default":
+                    node.attr["deterministic"].s = b"false"
         # Without a stage that computes there is nothing to count, and a look at each small element would only cost.
         kinds = {KNOBS[node.op][0] for node in self.graph.nodes() if node.op in KNOBS}
         self.counts = bool(kinds - {"prefetch"})
@@ -221,7 +228,7 @@ class _Edit:
         node.input.append(self.graph.constant(AUTOTUNE))
         if "force_synchronous" in node.attr:
             del node.attr["force_synchronous"]
-        node.attr["deterministic"].s = b"true"
+        node.attr["deterministic"].s = b"default" if node.name in self.free else b"true"
 
     def parallel_interleave(self, node: Any) -> None:
         """Give the reads of `num_parallel_reads` a number to set; one that reads in turn stays, for it costs less."""
@@ -239,7 +246,7 @@ class _Edit:
         del node.input[-2:]
         node.input.extend([self.graph.constant(AUTOTUNE), self.graph.constant(AUTOTUNE), self.graph.constant(cycle)])
         node.op = "ParallelInterleaveDatasetV4"
-        node.attr["deterministic"].s = b"true"
+        node.attr["deterministic"].s = b"default" if node.name in self.free else b"true"
 
     def note_inner(self, node: Any) -> None:
         inner = sorted({KNOBS[op][0] for op in self.graph.inner_ops(node) if op in KNOBS})

@@ -54,6 +54,7 @@ class DatasetPipeline:
         max_workers: upper limit of each stage.
         live: False only counts and times; every number stays as the user, or tf.data's own tuner, sets it.
         wait: compile our operations now where that has not been done; False leaves it to `compile` and `late`.
+        in_order: False lets stages deliver as they finish, where the same elements come out; see `tf_order`.
 
     Attributes:
         dataset: what to iterate in place of the user's; the user's own when nothing could be done.
@@ -69,8 +70,10 @@ class DatasetPipeline:
         max_workers: int | None = None,
         live: bool = True,
         wait: bool = True,
+        in_order: bool = True,
     ) -> None:
         self.dataset = self._stock = dataset
+        self._in_order = in_order
         self._clock, self._live, self._high = clock, live, max_workers or MAX_WORKERS
         self._key = f"{os.getpid()}/{uuid.uuid4().hex}"
         self._native: Native | None = None
@@ -169,7 +172,9 @@ class DatasetPipeline:
             return f"the pipeline is left as it is: {type(error).__name__}: {_first_line(error)}"
 
     def _install(self, native: Native) -> str:
-        rewritten = rewrite(self._stock, self._key, live=self._live, cpus=min(16, cpus_allowed()))
+        rewritten = rewrite(
+            self._stock, self._key, live=self._live, cpus=min(16, cpus_allowed()), in_order=self._in_order
+        )
         self.dataset = rewritten.build(self._live)
         self.hints = rewritten.hints
         self._native, self._stages = native, rewritten.stages

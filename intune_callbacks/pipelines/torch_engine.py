@@ -14,6 +14,7 @@ from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.hold import Hold
+from intune_callbacks.pipelines.torch_stock import Numbered
 from intune_callbacks.pipelines.torch_workers import Fetch, Start, carry_tensor, context_of, pin
 from intune_callbacks.pipelines.watched import Watch
 from intune_callbacks.pipelines.worker_cost import Startup, fork_s
@@ -32,6 +33,7 @@ class Engines:
         loader: the user's map-style loader.
         clock: wall and CPU clock.
         kind: ``process`` or ``thread``.
+        in_order: False lets ours deliver batches as they are finished.
 
     Attributes:
         workers: wanted; in force as soon as the running iterator could start them.
@@ -41,8 +43,8 @@ class Engines:
         is_let_go: the loader was given back: from now on it is the stock engine that begins.
     """
 
-    def __init__(self, loader: DataLoader[Any], clock: Clock, kind: str) -> None:
-        self.loader, self.clock, self.kind = loader, clock, kind
+    def __init__(self, loader: DataLoader[Any], clock: Clock, kind: str, in_order: bool = True) -> None:
+        self.loader, self.clock, self.kind, self._in_order = loader, clock, kind, in_order
         self.own = (loader.num_workers, max(2, (loader.prefetch_factor or 2) * loader.num_workers))
         self.workers, self.window = self.own
         self.counters = Counters()
@@ -166,7 +168,7 @@ class Engines:
         """Return the plain values that dataset and collate function hold now, None where no process gets a copy."""
         return plain_values((self.loader.dataset, self.loader.collate_fn)) if self.kind == "process" else None
 
-    def engine(self, source: Iterator[Any], pulled: int, pool: ProcessPool | None) -> ElasticMap[Any]:
+    def engine(self, source: Numbered, pulled: int, pool: ProcessPool | None) -> ElasticMap[Any]:
         """Return our engine with its first workers; the source has not been touched.
 
         Args:
@@ -185,13 +187,14 @@ class Engines:
             fetch if pool is None else None,
             workers=self.at_once,
             window=self.window,
-            ordered=loader.in_order,
+            ordered=loader.in_order and self._in_order,
             pool=pool,
             feed=True,
             hold=Hold(self._seam(pulled), self._period() or 0, (loader.prefetch_factor or 0) * loader.num_workers),
             inline=fetch if self.own[0] == 0 else None,
             finish=pinning(self.loader),
             timeout_s=loader.timeout,
+            delivered=source.forget,
             counters=self.counters,
             clock=self.clock,
             name=WORKERS,

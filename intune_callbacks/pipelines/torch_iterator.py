@@ -126,7 +126,6 @@ class LoaderIterator:
         if engine.workers < engines.workers:
             engine.prime(asked=True)
             self._children.grow(engine, waiting=True)
-        self._source.forget(engine.delivered)
         return _NONE
 
     # -- the numbers ---------------------------------------------------------------------------------------------
@@ -219,7 +218,7 @@ class LoaderIterator:
         if not self._turn.acquire(timeout=GIVE_BACK_S):
             return None  # somebody fetches, and nothing comes
         try:
-            if not self.has_ended and self.engine is not None and self.engines.loader.in_order:
+            if not self.has_ended and self.engine is not None:
                 self._return(self.engine, self._source)
             return None if self._stock is None or self.engine is not None else self._stock.uncover()
         finally:
@@ -227,7 +226,6 @@ class LoaderIterator:
 
     def _return(self, engine: ElasticMap[Any], source: Any) -> None:
         """Have the stock engine go on with what ours has not delivered, and then with the sampler."""
-        source.forget(engine.delivered)
         if self._stock is not None and not self._stock.is_shut:
             self._stock.resume(source.rest())
         else:

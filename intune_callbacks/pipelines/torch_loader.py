@@ -45,14 +45,21 @@ class MapLoader:
         clock: wall and CPU clock.
         max_workers: upper limit of `load`, unless the user's own number is higher.
         kind: ``process`` (the user's dataset was written for it) or ``thread``.
+        in_order: False lets it deliver batches as they are finished, from the first other number on.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], *, clock: Clock, max_workers: int | None = None, kind: str = "process"
+        self,
+        loader: DataLoader[Any],
+        *,
+        clock: Clock,
+        max_workers: int | None = None,
+        kind: str = "process",
+        in_order: bool = True,
     ) -> None:
         self._loader, self._clock = loader, clock
         self._high = max(loader.num_workers, max_workers or (MAX_PROCESSES if kind == "process" else MAX_THREADS))
-        self._engines = Engines(loader, clock, kind)
+        self._engines = Engines(loader, clock, kind, in_order)
         self._current: weakref.ref[LoaderIterator] | None = None
         self._seam = Seam(loader, self._get_iterator)
         self._makes_its_own = has_own_iterator(loader)
@@ -87,7 +94,7 @@ class MapLoader:
                 value is found for name, value in attributes(loader) if name != "_iterator"
             )
             if held and not loader.in_order:
-                return iterator  # it could not be given back: what is delivered is not known to be the first
+                return iterator  # its numbers do not say what it has in flight
             ours = LoaderIterator(self._engines, found)
             if held:
                 ours.stand_behind()

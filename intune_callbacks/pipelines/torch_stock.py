@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -155,31 +154,30 @@ class Numbered:
 
     def __init__(self, sampler: Iterator[Any], base_seed: int, first: int) -> None:
         self._sampler, self._base_seed, self._number = sampler, base_seed, first
-        self._ahead: deque[Any] = deque()
-        self._forgotten = 0
+        self._ahead: dict[int, Any] = {}
+        self._pulled = 0
 
     def __iter__(self) -> Numbered:
         return self
 
     def __next__(self) -> tuple[int, int, Any]:
         index = next(self._sampler)
-        self._ahead.append(index)
+        self._ahead[self._pulled] = index
+        self._pulled += 1
         self._number += 1
         return self._base_seed, self._number - 1, index
 
-    def forget(self, delivered: int) -> None:
-        """Remember only what was not delivered.
+    def forget(self, place: int) -> None:
+        """Remember what was delivered no longer.
 
         Args:
-            delivered: how many were, since the start.
+            place: how many were pulled before it.
         """
-        while self._forgotten < delivered and self._ahead:
-            self._ahead.popleft()
-            self._forgotten += 1
+        self._ahead.pop(place, None)
 
     def rest(self) -> Iterator[Any]:
         """Return what was not delivered yet, and then what the sampler still gives."""
-        return chain(tuple(self._ahead), self._sampler)
+        return chain(tuple(self._ahead.values()), self._sampler)
 
 
 def _nothing() -> None:

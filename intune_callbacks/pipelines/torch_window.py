@@ -34,10 +34,11 @@ class WindowLoader:
     Args:
         loader: the user's loader, `num_workers` >= 1.
         clock: wall and CPU clock.
+        in_order: False lets its iterators deliver as torch's own do with ``in_order=False``.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, clock: Clock) -> None:
-        self._loader, self._clock = loader, clock
+    def __init__(self, loader: DataLoader[Any], *, clock: Clock, in_order: bool = True) -> None:
+        self._loader, self._clock, self._in_order = loader, clock, in_order
         self._window = (loader.prefetch_factor or 2) * loader.num_workers
         self._seam = Seam(loader, self._get_iterator)
         # Weak: in a cycle with us an iterator would be finalised at some collection, perhaps in a forked child.
@@ -86,6 +87,8 @@ class WindowLoader:
         self._running = weakref.ref(iterator)
         if iterator not in self._taken:
             self._taken.add(iterator)
+            if not self._in_order:
+                iterator._in_order = False
             # Each iterator fills itself: two of one loader may run side by side.
             followed = Followed(self._delivery, iterator)
             iterator._try_put_index = partial(self._fill, self._running, followed)
@@ -116,8 +119,9 @@ class WindowLoader:
     def _fill_alone(self, iterator: Any) -> None:
         while self._in_flight(iterator) < self._window:
             sent, factor = iterator._send_idx, iterator._prefetch_factor
-            # The stock method asserts outstanding <= prefetch_factor * workers, for this one call too low a limit.
-            iterator._prefetch_factor = MAX_WINDOW
+            # The stock method asserts outstanding <= prefetch_factor * workers, for this one call too low a limit; out
+            # of order it is each worker's share, too.
+            iterator._prefetch_factor = MAX_WINDOW if self._in_order else -(-self._window // iterator._num_workers)
             try:
                 type(iterator)._try_put_index(iterator)
             finally:
@@ -172,6 +176,8 @@ class WindowLoader:
         self._seam.close()
         for iterator in list(self._taken):
             vars(iterator).pop("_next_data", None)
+            if not self._in_order:
+                iterator._in_order = self._loader.in_order
             # With more in flight than the stock rule allows, its assertion would end the epoch: it keeps ours.
             if self._in_flight(iterator) < iterator._prefetch_factor * iterator._num_workers:
                 vars(iterator).pop("_try_put_index", None)

@@ -31,7 +31,7 @@ FILES = ("report.html", REPORT, "history.jsonl", FOUND)
 WORDS, WIDTH = ("why", "cause", "also", "next"), 108
 """Rows of words, folded at this width; numbers, paths and what is to be pasted stay in one line. A choice: longer lines
 are hard to read."""
-BESIDE, MOST_BESIDE = ("startup", "shards", "shuffle", "prefetch", "memory", "loader"), 2
+BESIDE, MOST_BESIDE = ("startup", "held", "shards", "shuffle", "prefetch", "memory", "loader"), 2
 """Causes told beside the first one, and how many. A choice: what can be mended on its own, and what is read."""
 APART = 0.1
 """Share from which on two rates, or the time outside of steps, are told apart. A choice: less needs no explanation."""

@@ -128,6 +128,8 @@ class BaseCallback:
         workers_kind: what the workers of a map-style DataLoader or a Keras PyDataset are: ``process``, ``thread``, or
             None for what it has. One without workers (``num_workers=0``, ``workers=1``) is left alone unless a kind is
             named: its dataset may need the training process.
+        order: ``same`` delivers what the loader would, in that order; ``any`` allows another order of the same samples,
+            each once an epoch, where that is faster.
         fine_tune: let the policy ``dqn`` go on learning from this run.
 
     Attributes:
@@ -157,6 +159,7 @@ class BaseCallback:
         trainer_cpus: float = 1.0,
         max_workers: int | None = None,
         workers_kind: str | None = None,
+        order: str = "same",
         fine_tune: bool = False,
     ) -> None:
         super().__init__()
@@ -174,6 +177,7 @@ class BaseCallback:
             trainer_cpus=trainer_cpus,
             max_workers=max_workers,
             workers_kind=workers_kind,
+            order=order,
             fine_tune=fine_tune,
         )
         self.config, self.mode_source = self.settings.config, self.settings.mode_source

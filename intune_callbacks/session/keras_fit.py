@@ -237,9 +237,14 @@ class Fit(TunedFit):
             self._rows = batch_rows(data.dataset) or data.batch_rows or 1
             # What Keras makes of arrays, generators and loaders runs through a dataset, too: it is timed, not changed.
             if data.own or is_compiled():
-                live, most = tune and data.own, config.max_workers
-                sink = DatasetPipeline(data.dataset, clock=self._clock, max_workers=most, live=live, wait=False)
-                self._sink = sink
+                self._sink = sink = DatasetPipeline(
+                    data.dataset,
+                    clock=self._clock,
+                    max_workers=config.max_workers,
+                    live=tune and data.own,
+                    wait=False,
+                    in_order=config.order == "same",
+                )
                 data.give_dataset(sink.dataset)
                 if data.own:
                     self.pipeline = sink

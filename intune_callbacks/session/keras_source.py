@@ -47,7 +47,8 @@ def take_over(data: TrainData, config: TunerConfig, clock: Clock, give_up: GiveU
 
 def _loader(data: TrainData, config: TunerConfig, clock: Clock, give_up: GiveUp) -> Found:
     live, most = config.mode == "tune", config.max_workers
-    found = find(data.loader, clock=clock, max_workers=most, workers_kind=config.workers_kind, live=live)
+    kind, order = config.workers_kind, config.order
+    found = find(data.loader, clock=clock, max_workers=most, workers_kind=kind, order=order, live=live)
     if found.pipeline is not None:
         found.pipeline.prepare()
         data.give_loader(Adopted(data.loader, found.pipeline, give_up))
@@ -72,8 +73,15 @@ def _pydataset(data: TrainData, config: TunerConfig, clock: Clock) -> Found:
         for name in GENERATORS[stock is not None]:
             data.in_adapter(name, _wrapped(adapter, name, watched.adopt))
         return Found(watched, LEFT_ALONE if config.mode == "tune" else "the PyDataset is only watched")
-    most = config.max_workers
-    pipeline = PyDatasetPipeline(dataset, workers=workers, window=window, kind=kind, clock=clock, max_workers=most)
+    pipeline = PyDatasetPipeline(
+        dataset,
+        workers=workers,
+        window=window,
+        kind=kind,
+        clock=clock,
+        max_workers=config.max_workers,
+        in_order=config.order == "same",
+    )
     ours: InLoop | LiveEnqueuer = InLoop(dataset, adapter.shuffle, pipeline, data.epoch_batches)
     if stock is not None:
         ours = LiveEnqueuer(stock, pipeline, data.epoch_batches)

@@ -52,6 +52,7 @@ class Fit(TunedFit):
                 loader,
                 max_workers=config.max_workers,
                 workers_kind=config.workers_kind,
+                order=config.order,
                 live=config.mode == "tune",
             ),
         )

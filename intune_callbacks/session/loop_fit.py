@@ -274,6 +274,7 @@ class Fit(TunedFit):
                 loader,
                 max_workers=config.max_workers,
                 workers_kind=config.workers_kind,
+                order=config.order,
                 live=config.mode == "tune",
                 wait=False,
             )

@@ -1,0 +1,106 @@
+"""tf.data with `order="any"`: stages deliver as they finish where all elements come out all the same, else in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from intune_callbacks.pipelines.tf_rewrite import rewrite  # noqa: E402
+from intune_callbacks.pipelines.tfdata import DatasetPipeline  # noqa: E402
+from intune_callbacks.types import Clock  # noqa: E402
+
+ROWS = 48
+
+
+def wait(x: Any) -> Any:
+    def slow(x: Any) -> Any:
+        time.sleep(0.3 if x == 3 else 0.001)
+        return x
+
+    return tf.ensure_shape(tf.numpy_function(slow, [x], tf.int64), [])
+
+
+def rows() -> Any:
+    return tf.data.Dataset.range(ROWS)
+
+
+def mapped(**options: Any) -> Any:
+    return rows().map(wait, num_parallel_calls=4, **options)
+
+
+def opened(x: Any) -> Any:
+    return tf.data.Dataset.range(4 * x, 4 * x + 4).map(lambda x: x + 0)
+
+
+FREE: dict[str, Callable[[], Any]] = {
+    "map": lambda: mapped().prefetch(2),
+    "map, batch": lambda: mapped().batch(4).prefetch(2),
+    "map, shuffle, batch, repeat": lambda: mapped().shuffle(8, seed=1).batch(4).repeat(2),
+    "map, filter": lambda: mapped().filter(lambda x: x % 5 != 0),
+    "map, cache": lambda: mapped().cache().prefetch(1),
+    "map, concatenate": lambda: mapped().concatenate(rows()),
+    "interleave": lambda: (
+        rows().interleave(opened, cycle_length=4, num_parallel_calls=4).map(wait, num_parallel_calls=2)
+    ),
+}
+KEPT: dict[str, Callable[[], Any]] = {
+    "take": lambda: mapped().take(10),
+    "skip": lambda: mapped().skip(10),
+    "shard": lambda: mapped().shard(2, 0),
+    "enumerate": lambda: mapped().enumerate(),
+    "zip": lambda: tf.data.Dataset.zip((mapped(), rows())),
+    "window": lambda: mapped().window(4).flat_map(lambda x: x.batch(4)),
+    "scan": lambda: mapped().scan(tf.constant(0, tf.int64), lambda s, x: (s + x, s + x)),
+    "behind a repeat": lambda: rows().repeat(2).map(wait, num_parallel_calls=4).prefetch(1),
+    "a function with a state behind it": lambda: mapped().map(lambda x: tf.numpy_function(abs, [x], tf.int64)),
+    "what the user wrote": lambda: mapped(deterministic=True).batch(4),
+}
+
+
+def orders(dataset: Any) -> list[bytes]:
+    """Whether each parallel map and interleave may deliver as it finishes."""
+    found = rewrite(dataset, "key", live=True, in_order=False)
+    return [node.attr["deterministic"].s for node in found.graph.nodes() if node.op.startswith("Parallel")]
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_the_same_elements_come_out_and_none_waits_for_a_slower_one(name: str) -> None:
+    assert set(orders(FREE[name]())) == {b"false"}
+    expected = flat(FREE[name]())
+    pipeline = DatasetPipeline(FREE[name](), clock=Clock(), in_order=False)
+    for step in range(2):
+        got = flat(pipeline.dataset, pipeline if step else None)
+        assert sorted(got) == sorted(expected)
+        # tf.data makes one operation of a map and the batch behind it, which has a place for each element.
+        if not any(word in name for word in ("batch", "shuffle", "interleave")):
+            assert got.index(3) > expected.index(3)
+    pipeline.close()
+
+
+def flat(dataset: Any, resized: DatasetPipeline | None = None) -> list[int]:
+    found: list[int] = []
+    for number, element in enumerate(dataset.as_numpy_iterator()):
+        if resized is not None and number in (1, 5):
+            resized.resize({stage.name: 1 + number for stage in resized.stages()})
+        found += np.reshape(element, -1).tolist()
+    return found
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_the_order_stays_where_something_behind_depends_on_it(name: str) -> None:
+    assert b"false" not in orders(KEPT[name]())
+    assert list(map(str, KEPT[name]().as_numpy_iterator())) == list(
+        map(str, DatasetPipeline(KEPT[name](), clock=Clock(), in_order=False).dataset.as_numpy_iterator())
+    )
+
+
+def test_without_consent_every_order_stays() -> None:
+    for make in FREE.values():
+        found = rewrite(make(), "key", live=True)
+        assert all(node.attr["deterministic"].s != b"false" for node in found.graph.nodes())
