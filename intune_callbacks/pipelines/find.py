@@ -100,11 +100,28 @@ def find(
                 "a distribution strategy has spread the dataset over the devices, where its stages cannot be reached; "
                 "train on one device per process",
             )
+    if _is_grain(loader):
+        return _grain(loader, clock, max_workers, live)
     return Found(
         None,
         f"{type(loader).__name__} is not a loader InTune knows; wrap the dataset in torch.utils.data.DataLoader "
         "or build the pipeline from torchdata.nodes or tf.data",
     )
+
+
+def _is_grain(value: object) -> bool:
+    grain = sys.modules.get("grain")
+    kinds = (getattr(grain, name, None) for name in ("MapDataset", "IterDataset", "DataLoader"))
+    return issubclass(type(value), tuple(kind for kind in kinds if isinstance(kind, type)))
+
+
+def _grain(dataset: Any, clock: Clock, max_workers: int | None, live: bool) -> Found:
+    from intune_callbacks.pipelines.grain_threads import GrainPipeline, why_not
+
+    why = why_not(dataset) if live else "the Grain pipeline is only timed"
+    if why:
+        return Found(None, why)
+    return Found(GrainPipeline(dataset, clock=clock, max_workers=max_workers), "Grain's threads and buffer are live")
 
 
 def _is(value: object, module: str, name: str) -> bool:

@@ -229,7 +229,7 @@ class Fit(TunedFit):
         if found is not None:
             self.why, self.hints = found.why, found.hints
             self.pipeline = found.pipeline or self.pipeline
-            self._source = weakref.ref(data.pydataset if data.loader is None else data.loader)
+            self._source = weakref.ref(data.source)
         if data.dataset is not None:
             # Only here: TensorFlow is there already when there is a dataset.
             from intune_callbacks.pipelines.tfdata import DatasetPipeline, is_compiled

@@ -58,6 +58,7 @@ class TrainData:
         batch_rows: samples of a full batch as Keras knows them, None where it does not.
         adapter: Keras's, of what the user gave.
         pydataset: the user's `keras.utils.PyDataset`, None when it is something else.
+        grain: the user's Grain dataset, None when it is something else, or where Keras has it in a `tf.data.Dataset`.
         epoch_batches: batches the training takes in an epoch, None where Keras does not know.
         why: for what is none of these, why it cannot be tuned and the smallest change that would help.
     """
@@ -80,6 +81,8 @@ class TrainData:
         spread = not self.in_python and self.dataset is None
         is_pydataset = type(self.adapter).__name__ == "PyDatasetAdapter" and not spread
         self.pydataset = getattr(self.adapter, "py_dataset", None) if is_pydataset else None
+        is_grain = type(self.adapter).__name__ == "GrainDatasetAdapter" and self.in_python
+        self.grain = given if is_grain else None
         self.batch_rows = _whole(getattr(self.adapter, "batch_size", None))
         self.why = self._why(type(self.adapter).__name__)
 
@@ -89,15 +92,20 @@ class TrainData:
                 "the distribution strategy has spread the dataset over the devices, where its stages cannot be "
                 "reached; nothing is tuned. Train on one device per process to have it tuned"
             )
-        if self.own or self.loader is not None or self.pydataset is not None:
+        if self.own or self.source is not None:
             return ""
         what = {
             "ArrayDataAdapter": "arrays are sliced in memory by Keras, so there is no pipeline to tune",
             "PyDatasetAdapter": NO_PYDATASET,
             "GeneratorDataAdapter": "a Python generator makes one batch after the other",
-            "GrainDatasetAdapter": "Grain's workers are fixed once it runs",
+            "GrainDatasetAdapter": "on the TensorFlow backend Keras makes a generator of Grain",
         }.get(adapter, f"{adapter} is not a source InTune knows")
         return f"{what}; {GIVE_OTHER}"
+
+    @property
+    def source(self) -> Any:
+        """The user's, where it is a torch DataLoader, a PyDataset or Grain's; else None."""
+        return next((given for given in (self.loader, self.pydataset, self.grain) if given is not None), None)
 
     def give_dataset(self, dataset: Any) -> None:
         """Let Keras make its next iterators from `dataset`."""

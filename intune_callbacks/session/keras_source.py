@@ -32,7 +32,7 @@ ENQUEUER = ("py_dataset", "shuffle", "ready_queue", "future_queue", "start", "st
 
 
 def take_over(data: TrainData, config: TunerConfig, clock: Clock, give_up: GiveUp) -> Found | None:
-    """Return what can be tuned, which the training gets its batches from now on; None for what is neither of the two.
+    """Return what can be tuned, which the training gets its batches from now on; None for what is none of the three.
 
     Args:
         data: of a fit whose epochs have not begun.
@@ -42,6 +42,8 @@ def take_over(data: TrainData, config: TunerConfig, clock: Clock, give_up: GiveU
     """
     if data.loader is not None:
         return _loader(data, config, clock, give_up)
+    if data.grain is not None:
+        return _grain(data, config, clock)
     return None if data.pydataset is None else _pydataset(data, config, clock)
 
 
@@ -52,6 +54,13 @@ def _loader(data: TrainData, config: TunerConfig, clock: Clock, give_up: GiveUp)
     if found.pipeline is not None:
         found.pipeline.prepare()
         data.give_loader(Adopted(data.loader, found.pipeline, give_up))
+    return found
+
+
+def _grain(data: TrainData, config: TunerConfig, clock: Clock) -> Found:
+    found = find(data.grain, clock=clock, max_workers=config.max_workers, live=config.mode == "tune")
+    if found.pipeline is not None:
+        data.in_adapter("_dataset", getattr(found.pipeline, "dataset"))  # noqa: B009  # not of every pipeline
     return found
 
 
