@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from benchmarks import reach_packages as packages
 from benchmarks.output import arguments, write
-from intune_callbacks import live
+from benchmarks.reach_packages import BATCH, DECODE_S, STEP_S
+from intune_callbacks import later, live
 
 __all__ = ["CASES", "main", "measured"]
 
-DECODE_S, STEP_S, BATCH, ROWS = 0.010, 0.002, 8, 2000
-EPOCHS = 2
+ROWS, EPOCHS = 2000, 2
 
 
 class Rows(Dataset[Any]):
@@ -53,6 +54,18 @@ class Stream(IterableDataset[Any]):
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
         return (self.rows[index] for index in range(first, len(self.rows), step))
+
+
+class Later(IterableDataset[Any]):
+    """The same, with the user's word that decoding may be done elsewhere."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.decode = rows, later(Rows(rows).__getitem__)
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        return (self.decode(index) for index in range(first, self.rows, step))
 
 
 class Generating(DataLoader[Any]):
@@ -104,7 +117,7 @@ def plain(make: Callable[[int], Any]) -> Callable[[int, str], tuple[list[float],
         loader = live(make(rows), mode=mode, show_card=False)
         for _ in range(EPOCHS):
             for batch in loader:
-                loss = model(**batch)["loss"]
+                loss = model(batch["x"])["loss"]
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -154,10 +167,25 @@ CASES: dict[str, Case] = {
     "accelerate": Case("DataLoader", "Accelerate", plain(accelerated), ("accelerate",)),
     "transformers": Case("DataLoader", "Trainer", trainer, ("accelerate", "transformers")),
     "iterable": Case(
-        "iterable-style",
+        "iterable-style: not live",
         "plain loop",
         plain(lambda rows: DataLoader(Stream(rows), batch_size=BATCH, num_workers=1)),
     ),
+    "later": Case(
+        "iterable-style, later(decode)",
+        "plain loop",
+        plain(lambda rows: DataLoader(Later(rows), batch_size=BATCH, num_workers=1)),
+    ),
+    "torchrec": Case("DataLoader", "TorchRec TrainPipelineBase", packages.torchrec_pipeline(map_style), ("torchrec",)),
+    "pydataset": Case("PyDataset, 2 workers", "Keras", packages.pydataset, ("keras", "tensorflow")),
+    "datasets": Case("datasets, table", "plain loop", plain(packages.datasets_table), ("datasets",)),
+    "litdata": Case("LitData, 2 workers", "plain loop", plain(packages.litdata), ("litdata",)),
+    "mosaic": Case("MosaicML, 2 workers", "plain loop", plain(packages.mosaic), ("streaming",)),
+    "grain": Case("Grain, 1 thread", "plain loop", packages.grain_reader, ("grain",)),
+    "datasets stream": Case(
+        "datasets, stream, 2 workers: not live", "plain loop", plain(packages.datasets_stream), ("datasets",)
+    ),
+    "webdataset": Case("webdataset, 2 workers: not live", "plain loop", plain(packages.webdataset), ("webdataset",)),
 }
 
 
@@ -176,14 +204,16 @@ def measured(case: Case, rows: int, repeats: int, seed: int = 0) -> dict[str, An
     took: dict[str, list[float]] = {"off": [], "tune": []}
     seen: set[str] = set()
     changes = []
-    for _ in range(repeats):
-        for mode in took:
-            torch.manual_seed(seed)
-            begin_s = time.perf_counter()
+    for mode in [*took] * repeats:
+        torch.manual_seed(seed)
+        begin_s = time.perf_counter()
+        try:
             losses, report = case.run(rows, mode)
-            took[mode].append(time.perf_counter() - begin_s)
-            seen.add(repr(losses))
-            changes += [report["changes"]] if report else []
+        except ImportError as error:
+            return {"loader": case.loader, "framework": case.framework, "error": str(error)}
+        took[mode].append(time.perf_counter() - begin_s)
+        seen.add(repr(losses))
+        changes += [report["changes"]] if report else []
     ratios = [tuned / stock for stock, tuned in zip(took["off"], took["tune"], strict=True)]
     return {
         "loader": case.loader,
