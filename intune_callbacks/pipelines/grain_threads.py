@@ -238,4 +238,6 @@ class _Timed:
         return len(self.stock)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["stock"], name)
+        if name.startswith("__"):  # a copy that is not filled yet asks for them
+            raise AttributeError(name)
+        return getattr(self.stock, name)
