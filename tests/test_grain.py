@@ -142,6 +142,7 @@ def test_a_version_without_its_setters_is_left_as_it_is() -> None:
             lambda: grain.DataLoader(data_source=range(8), sampler=grain.samplers.SequentialSampler(8)),
             "build the pipeline from grain.MapDataset",
         ),
+        (lambda: read(threads=0), "asks for no threads or no buffer"),
         (lambda: grain.IterDataset.mix([read(), read()], [0.5, 0.5]), "2 stages of this Grain pipeline read"),
     ],
 )

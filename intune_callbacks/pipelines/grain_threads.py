@@ -48,7 +48,14 @@ def why_not(dataset: Any) -> str:
         )
     if (many := kinds.count("PrefetchIterDataset")) > 1:
         return f"{many} stages of this Grain pipeline read in threads; one can be live"
+    options = _options(dataset)
+    if options.num_threads < 1 or options.prefetch_buffer_size < 1:
+        return "ReadOptions asks for no threads or no buffer: Grain reads in the training loop, and it stays so"
     return ""
+
+
+def _options(dataset: Any) -> Any:
+    return next(part for part in _parts(dataset) if type(part).__name__ == "PrefetchIterDataset")._read_options
 
 
 def _parts(node: Any) -> Iterator[Any]:
@@ -61,7 +68,7 @@ class GrainPipeline:
     """The one stage of a Grain pipeline that has threads.
 
     Args:
-        dataset: the user's; it is not changed.
+        dataset: the user's, of which `why_not` says nothing; it is not changed.
         clock: wall and CPU clock.
         max_workers: upper limit of the threads, unless the user's own number is higher.
 
@@ -78,16 +85,16 @@ class GrainPipeline:
     def __init__(self, dataset: Any, *, clock: Clock, max_workers: int | None = None) -> None:
         if issubclass(type(dataset), grain.MapDataset):
             dataset = dataset.to_iter_dataset()  # which is what it makes of itself
-        options = next(p for p in _parts(dataset) if type(p).__name__ == "PrefetchIterDataset")._read_options
+        options = _options(dataset)
         self.dataset = _Live(dataset, self)
         self.why_not = ""
         self.delivered, self.clock, self.counters = 0, clock, Counters()
-        self.own = max(1, options.num_threads), max(1, options.prefetch_buffer_size)
+        self.own = options.num_threads, options.prefetch_buffer_size
         self.threads, self.buffer = self.own
         self._high = max(self.threads, max_workers or MAX_THREADS)
         self._running: weakref.ref[_LiveIterator] | None = None
         self._told_s, self._busy_s = clock.wall(), 0.0
-        self.is_released = options.num_threads < 1 or options.prefetch_buffer_size < 1  # the user wants none
+        self.is_released = False
 
     def began(self, iterator: _LiveIterator) -> None:
         """Take note of an iterator that begins: the numbers are its from now on."""
