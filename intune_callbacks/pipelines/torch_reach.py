@@ -79,7 +79,9 @@ class Seam:
         if type(vars(loader).get("_get_iterator")) is Seam:
             loader._get_iterator.close()
         self._before = vars(loader).get("_get_iterator", _MISSING)
-        loader._get_iterator = self
+        # Not by an assignment: while Lightning asks for its loaders it notes those, and makes them again at the copy
+        # with a DistributedSampler, which would then deliver what this loader does.
+        vars(loader)["_get_iterator"] = self
         self._is_open = True
 
     def close(self) -> None:
