@@ -28,8 +28,7 @@ def is_loader(value: object) -> bool:
 
 
 def unwrapped(loader: Any) -> Any:
-    """Return the DataLoader that makes the batches of a wrapper: Accelerate's loaders, webdataset's WebLoader, timm's
-    PrefetchLoader, Fabric's loaders, a class that brings each batch to a device.
+    """Return the DataLoader that makes the batches of a wrapper: Accelerate's, Fabric's, timm's loaders, a WebLoader.
 
     Args:
         loader: any object; it is returned itself where no DataLoader is in one of the known places, nor a single one

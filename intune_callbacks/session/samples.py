@@ -35,7 +35,7 @@ class Samples:
             with suppress(Exception):  # a batch of another kind
                 part = batch
                 for key in self._place:
-                    part = part[key] if isinstance(part, (list, tuple, Mapping)) else None
+                    part = part[key] if issubclass(type(part), (list, tuple, Mapping)) else None
                 return int(part.shape[0]) if hasattr(part, "shape") else len(part)
         return _first_length(batch) or self._batch_size or 1
 
