@@ -182,7 +182,7 @@ def test_as_a_context_manager(capsys: pytest.CaptureFixture[str]) -> None:
         assert sum(batch.numel() for batch in loader) == ROWS
         assert loader.report == {}
     assert loader.report["samples"] == ROWS
-    assert capsys.readouterr().out.count("InTune") == 1
+    assert capsys.readouterr().out.count("InTune  ") == 1
     assert sum(batch.numel() for batch in loader) == ROWS  # as the loader itself, from now on
     assert loader.report["samples"] == ROWS
 
@@ -283,7 +283,7 @@ def test_a_second_one_of_the_same_loader_ends_the_first(capsys: pytest.CaptureFi
     for _ in second:
         pass
     assert second.close()["samples"] == ROWS
-    assert capsys.readouterr().out.count("InTune") == 1
+    assert capsys.readouterr().out.count("InTune  ") == 1
     assert "_get_iterator" not in vars(loader)
 
 
