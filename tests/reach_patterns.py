@@ -214,6 +214,20 @@ class Prepared:
             yield batch
 
 
+class Moved:
+    """timm's PrefetchLoader, Fabric's loaders: brings the batches of the one inside to a device."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader, self.device = loader, "cpu"
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            yield batch.to(self.device)
+
+
 class Unreachable(DataLoader[torch.Tensor]):
     """No iterator of torch's is behind it."""
 
@@ -242,14 +256,14 @@ class Answers:
 class Hollow(DataLoader[torch.Tensor]):
     """A subclass that was never set up as a DataLoader."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        object.__setattr__(self, "inside", loader)
+    def __init__(self) -> None:
+        pass
 
     def __len__(self) -> int:
         return EPOCH
 
     def __iter__(self) -> Any:
-        return iter(self.inside)
+        return iter([torch.zeros(BATCH, 2)] * EPOCH)
 
 
 def of_class(kind: type, dataset: Any = None) -> Callable[..., Any]:
@@ -283,6 +297,8 @@ PATTERNS: dict[str, Callable[..., Any]] = {
     "pipe, generated": lambda **options: Pipe(of_class(Generated)(**options)),
     "prepared": lambda **options: Prepared(of_class(DataLoader)(**options)),
     "prepared, generated": lambda **options: Prepared(of_class(Generated)(**options)),
+    "moved": lambda **options: Moved(of_class(DataLoader)(**options)),
+    "moved, infinite": lambda **options: Moved(of_class(Infinite)(**options)),
     "own": of_class(Own),
     "own, generated": of_class(OwnGenerated),
     "own, transformed": of_class(OwnTransformed),

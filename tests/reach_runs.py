@@ -98,7 +98,8 @@ def trained(make: Any, kind: str | None, met: tuple[int, int], left: Any = None,
 def held(loader: Any) -> dict[str, Any]:
     """Return the types of all that a loader and the one inside it hold; a kept or ended iterator is made anew."""
     found = {}
-    for one in (loader, getattr(loader, "base_dataloader", None), (getattr(loader, "pipeline", None) or [None])[0]):
+    inside = [getattr(loader, name, None) for name in ("base_dataloader", "loader")]
+    for one in (loader, *inside, (getattr(loader, "pipeline", None) or [None])[0]):
         if one is not None:
             found |= {name: type(value) for name, value in vars(one).items() if name not in ("_iterator", "kept")}
             assert type(one._iterator).__name__ != "LoaderIterator" if "_iterator" in vars(one) else True

@@ -265,14 +265,6 @@ def test_wait_model_and_pauses_add_up_to_the_wall(make: Any, monkeypatch: pytest
     assert totals.paused_s >= 5 * VALIDATION_S  # 3 validations an epoch; the last is over at the end of the fit
 
 
-def test_samples_are_counted_wherever_the_tensor_is() -> None:
-    three = torch.zeros(3, 2)
-    for batch in (three, three.numpy(), [three], {"x": {"y": (three, 1)}}, [torch.tensor(1.0), three], ["a", three]):
-        assert lightning_fit.samples_in(batch) == 3
-    assert lightning_fit.samples_in({"text": "abc"}) == 1
-    assert lightning_fit.samples_in(None) == 1
-
-
 def test_the_cost_of_a_batch_is_under_50_us() -> None:
     """The hooks alone, on a loader with nothing to tune: fetch hooks, batch hook, the tuner between decisions."""
     callback = InTuneCallback(mode="tune", decide_every_s=3600.0, show_card=False)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import json, sys, warnings
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from intune_callbacks.session import lightning_fit
 from intune_callbacks.lightning import InTuneCallback
@@ -37,6 +39,12 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
+class Data(LightningDataModule):
+    def train_dataloader(self):
+        data = TensorDataset(torch.arange(800.0).view(800, 1))
+        return DataLoader(data, 4, shuffle=True, num_workers=1)
+
+
 ranks = []
 probe = lightning_fit.MachineProbe
 lightning_fit.MachineProbe = lambda **given: ranks.append(given["local_ranks"]) or probe(**given)
@@ -50,18 +58,18 @@ for mode in ("off", "tune"):
         max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", logger=logger, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[callback],
     )
-    data = TensorDataset(torch.arange(800.0).view(800, 1))
-    trainer.fit(model, DataLoader(data, 4, shuffle=True, num_workers=1))
+    trainer.fit(model, Data() if sys.argv[2] == "module" else Data().train_dataloader())
     result = {"seen": model.seen, "report": callback.report, "local_ranks": ranks}
     (out / f"{mode}{trainer.global_rank}.json").write_text(json.dumps(result))
 """
 
 
-def test_two_ranks_see_the_same_batches_and_share_the_cpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["loader", "module"])
+def test_two_ranks_see_the_same_batches_and_share_the_cpus(given: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     run = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
+        [sys.executable, str(script), str(tmp_path), given],
         capture_output=True,
         text=True,
         timeout=110,

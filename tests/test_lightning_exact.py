@@ -131,6 +131,22 @@ def test_same_batches_from_a_reloading_data_module(name: str, restless: list[run
     assert restless[0].rebinds == 2
 
 
+@pytest.mark.parametrize("namespace", runs.NAMESPACES.values(), ids=runs.NAMESPACES)
+def test_same_batches_where_lightning_makes_the_loader_of_a_hook_again(
+    namespace: Any, restless: list[runs.RestlessTuner]
+) -> None:
+    seen = []
+    for callbacks in ([], [InTuneCallback(**EACH)]):
+        model = runs.make_model(namespace)
+        torch.manual_seed(0)
+        # As for several ranks: with another sampler, in a loader that gets what was set on the one of the hook.
+        trainer = runs.make_trainer(namespace, *callbacks, overfit_batches=6)
+        trainer.fit(model, datamodule=data_module(namespace, lambda: runs.shuffled(num_workers=1)))
+        seen.append(model.seen)
+    assert seen[0] == seen[1]
+    assert restless[0].resizes > 0
+
+
 @pytest.mark.parametrize("make", [runs.shuffled, runs.graph], ids=["map", "nodes"])
 def test_the_other_lightning(make: Callable[[], Any], restless: list[runs.RestlessTuner]) -> None:
     namespace = runs.NAMESPACES["pytorch_lightning"]

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from intune_callbacks import ConfigError, live  # noqa: E402
 from intune_callbacks.loop import Live  # noqa: E402
+from intune_callbacks.pipelines.find import find  # noqa: E402
 
 EAGER: dict[str, Any] = {"decide_every_s": 0.1, "decide_every_batches": 5, "warmup_batches": 3, "cpus": 8.0}
 ROWS, BATCH = 400, 4
@@ -58,6 +59,17 @@ class Doubling(DataLoader):
             yield 2.0 * batch
 
 
+class Moved:
+    """No DataLoader: what brings the batches of one to a device."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader, self.device = loader, "cpu"
+
+    def __iter__(self) -> Any:
+        for batch in self.loader:
+            yield batch.to(self.device)
+
+
 def slow(**arguments: Any) -> DataLoader:
     return DataLoader(Slow(), batch_size=BATCH, shuffle=True, **arguments)
 
@@ -77,6 +89,7 @@ LOADERS: dict[str, tuple[Any, dict[str, Any], bool]] = {
     "no workers, consent": (slow, {"workers_kind": "process"}, True),
     "threads": (lambda: slow(num_workers=1), {"workers_kind": "thread"}, True),
     "generator subclass": (lambda: Doubling(Slow(), batch_size=BATCH, shuffle=True, num_workers=1), {}, True),
+    "wrapper": (lambda: Moved(slow(num_workers=1)), {}, True),
     "iterable": (lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=2), {}, True),
     "observe": (lambda: slow(num_workers=1), {"mode": "observe"}, False),
     "off": (lambda: slow(num_workers=1), {"mode": "off"}, False),
@@ -169,7 +182,7 @@ def test_as_a_context_manager(capsys: pytest.CaptureFixture[str]) -> None:
         assert sum(batch.numel() for batch in loader) == ROWS
         assert loader.report == {}
     assert loader.report["samples"] == ROWS
-    assert capsys.readouterr().out.count("InTune") == 1
+    assert capsys.readouterr().out.count("InTune  ") == 1
     assert sum(batch.numel() for batch in loader) == ROWS  # as the loader itself, from now on
     assert loader.report["samples"] == ROWS
 
@@ -218,6 +231,14 @@ def test_several_loaders_of_one_loop_have_one_tuner() -> None:
     assert {"0/load", "1/load"} <= report["before"]["allocation"].keys()
 
 
+def test_what_is_live_is_not_looked_into_by_others() -> None:
+    inner = slow(num_workers=1)
+    loader = live(inner, show_card=False)
+    assert find(loader).pipeline is None and find(Moved(loader)).pipeline is None
+    assert find(Moved(inner)).pipeline is not None
+    loader.close()
+
+
 def test_it_stands_for_the_loader() -> None:
     loader = slow(num_workers=1)
     wrapped = live(loader, show_card=False)
@@ -262,7 +283,7 @@ def test_a_second_one_of_the_same_loader_ends_the_first(capsys: pytest.CaptureFi
     for _ in second:
         pass
     assert second.close()["samples"] == ROWS
-    assert capsys.readouterr().out.count("InTune") == 1
+    assert capsys.readouterr().out.count("InTune  ") == 1
     assert "_get_iterator" not in vars(loader)
 
 
@@ -289,7 +310,7 @@ def test_what_cannot_be_tuned_is_timed_and_the_card_says_why(capsys: pytest.Capt
 
 def test_an_error_of_ours_freezes_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = live(slow(num_workers=1), show_card=False, **EAGER)
-    monkeypatch.setattr("intune_callbacks.session.loop_fit.samples_in", lambda batch: 1 / 0)
+    monkeypatch.setattr("intune_callbacks.session.samples.Samples.count", lambda self, batch: 1 / 0)
     with pytest.warns(RuntimeWarning, match="InTune froze"):
         assert sum(batch.numel() for batch in loader) == ROWS
     assert "ZeroDivisionError" in loader.close()["frozen"]

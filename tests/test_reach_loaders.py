@@ -26,7 +26,7 @@ def test_batches_and_random_numbers_are_the_stock_ones(name: str, moment: str) -
     compared(PATTERNS[name], "process", MOMENTS[moment], num_workers=2)
 
 
-@pytest.mark.parametrize("name", ["generated", "infinite", "itself", "prepared"])
+@pytest.mark.parametrize("name", ["generated", "infinite", "itself", "prepared", "moved"])
 def test_what_was_met_late_is_live(name: str) -> None:
     """More workers than the user's are in force in the same epoch."""
     loader = PATTERNS[name](num_workers=1)
@@ -55,6 +55,14 @@ def test_a_second_fit_on_a_loader_without_an_end(workers: int) -> None:
         return seen
 
     assert run("thread") == run(None)
+
+
+@pytest.mark.parametrize("name", ["stock", "infinite", "moved, infinite"])
+def test_an_iterator_without_an_end_is_not_started_anew(name: str) -> None:
+    loader = PATTERNS[name](num_workers=1)
+    pipeline = find(loader).pipeline
+    assert (pipeline.stages()[0].startup_s > 0.0) == (name == "stock")
+    pipeline.close()
 
 
 def test_validation_on_the_same_loader_leaves_the_numbers_with_the_training() -> None:
@@ -105,9 +113,7 @@ def test_batches_as_they_come_are_met_at_their_start_only() -> None:
 # -- what is no DataLoader, and what has none behind it ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "loader", [patterns.Answers(), patterns.Hollow(of_class(DataLoader)())], ids=["answers", "hollow"]
-)
+@pytest.mark.parametrize("loader", [patterns.Answers(), patterns.Hollow()], ids=["answers", "hollow"])
 def test_what_only_says_so_is_no_loader(loader: Any) -> None:
     found = find(loader)
     assert found.pipeline is None

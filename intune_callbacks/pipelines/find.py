@@ -68,7 +68,7 @@ def find(
     Args:
         loader: a `torch.utils.data.DataLoader`, `StatefulDataLoader`, `torchdata.nodes.Loader` or `tf.data.Dataset`
             (then iterate over `pipeline.dataset` instead); anything else is answered with the reason why it cannot be
-            tuned. A wrapper stands for the DataLoader inside: Accelerate's prepared loaders, webdataset's WebLoader.
+            tuned. A wrapper stands for the one DataLoader inside: Accelerate's, Fabric's, timm's loaders, a WebLoader.
         clock: wall and CPU clock.
         max_workers: upper limit of workers per stage.
         workers_kind: what a map-style DataLoader computes in, ``process`` or ``thread`` (only if the dataset is

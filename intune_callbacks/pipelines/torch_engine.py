@@ -202,7 +202,8 @@ class Engines:
 
     def startup_s(self) -> float:
         """Return what a new epoch waits for each worker, in seconds; 0.0 where workers live on, or are threads."""
-        if self.loader.persistent_workers or self.kind != "process":
+        # An iterator without an end is not made anew: its sampler begins again.
+        if self.loader.persistent_workers or self.kind != "process" or self._period() is not None:
             return 0.0
         for measured in (self.startup, self.stock_startup):
             if measured.count:

@@ -16,6 +16,8 @@ WRAPPED, DEEPEST, LONGEST, MOST = 4, 8, 256, 4096
 """How many loaders are inside each other; how deep, in how long containers and among how many objects one looks."""
 
 _MISSING = object()
+OURS = __name__.partition(".")[0]
+"""What `live` returned tunes its DataLoader itself."""
 # Without it there is no iterator to be found: `torch_private` says so.
 _STOCK: Any = getattr(dataloader, "_BaseDataLoaderIter", ())
 
@@ -26,18 +28,27 @@ def is_loader(value: object) -> bool:
 
 
 def unwrapped(loader: Any) -> Any:
-    """Return the DataLoader that makes the batches of a wrapper: Accelerate's loaders, webdataset's WebLoader.
+    """Return the DataLoader that makes the batches of a wrapper: Accelerate's, Fabric's, timm's loaders, a WebLoader.
 
     Args:
-        loader: any object; it is returned itself where no DataLoader is in one of the known places.
+        loader: any object; it is returned itself where no DataLoader is in one of the known places, nor a single one
+            among its attributes.
     """
     found = loader
     for _ in range(WRAPPED):
         if is_loader(found):
             return found
         pipeline = _held(found, "pipeline")
-        found = pipeline[0] if type(pipeline) is list and pipeline else _held(found, "base_dataloader")
+        found = pipeline[0] if type(pipeline) is list and pipeline else _inside(found)
     return loader
+
+
+def _inside(wrapper: Any) -> Any:
+    base, held = _held(wrapper, "base_dataloader"), _held(wrapper, "__dict__")
+    if base is not None or type(held) is not dict or type(wrapper).__module__.partition(".")[0] == OURS:
+        return base
+    loaders = {id(part): part for part in held.values() if is_loader(part)}
+    return next(iter(loaders.values())) if len(loaders) == 1 else None
 
 
 def _held(value: Any, name: str) -> Any:
@@ -79,7 +90,9 @@ class Seam:
         if type(vars(loader).get("_get_iterator")) is Seam:
             loader._get_iterator.close()
         self._before = vars(loader).get("_get_iterator", _MISSING)
-        loader._get_iterator = self
+        # Not by an assignment: while Lightning asks for its loaders it notes those, and makes them again at the copy
+        # with a DistributedSampler, which would then deliver what this loader does.
+        vars(loader)["_get_iterator"] = self
         self._is_open = True
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Hint, Observation, Pipeline, Stage
 from intune_callbacks.words import short_percent
 
-__all__ = ["TunedFit", "metrics", "samples_in", "stage_metrics"]
+__all__ = ["TunedFit", "metrics", "stage_metrics"]
 
 
 class TunedFit:
@@ -207,23 +207,3 @@ def stage_metrics(stages: Sequence[Stage]) -> dict[str, float]:
         if stage.delivering is not None:
             logged[f"intune/delivering/{stage.name}"] = float(stage.delivering)
     return logged
-
-
-def samples_in(batch: Any) -> int:
-    """Return the length of the first tensor or array in `batch`, 1 if there is none."""
-    return _first_length(batch) or 1
-
-
-def _first_length(batch: Any) -> int:
-    if not isinstance(batch, (list, tuple)):
-        shape = getattr(batch, "shape", None)
-        if shape is not None:
-            return int(shape[0]) if len(shape) else 0
-        if not isinstance(batch, Mapping):
-            return 0
-        batch = batch.values()
-    for part in batch:
-        length = _first_length(part)
-        if length:
-            return length
-    return 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from intune_callbacks.session.fit import samples_in
+from intune_callbacks.session.samples import samples_in
 from intune_callbacks.types import Clock
 
 __all__ = ["GIVE_OTHER", "NO_PYDATASET", "Fetches", "TrainData", "batch_rows", "from_fit"]

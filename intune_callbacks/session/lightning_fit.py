@@ -17,8 +17,9 @@ from intune_callbacks.pipelines.find import find
 from intune_callbacks.record.history import History
 from intune_callbacks.record.report import Report
 from intune_callbacks.session.arguments import Settings
-from intune_callbacks.session.fit import TunedFit, metrics, samples_in
+from intune_callbacks.session.fit import TunedFit, metrics
 from intune_callbacks.session.lightning_hooks import FetchHooks, TrainLoaders
+from intune_callbacks.session.samples import Samples
 from intune_callbacks.show.card import show
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Clock, Hint, Observation, Pipeline
@@ -45,6 +46,7 @@ class Fit(TunedFit):
         self.timer = StepTimer(Clock())
         self._now = Clock().wall
         self._next_look_s, self._unseen, self._batch_samples = 0.0, 0, 0
+        self._samples = Samples()
         self.cuda: CudaWait | None = None
         self.loaders = TrainLoaders(
             trainer.fit_loop,
@@ -74,6 +76,7 @@ class Fit(TunedFit):
         if self._no_wait is None and self.frozen is None:
             try:
                 self.loaders.refresh()
+                self._samples = Samples(self.loaders.batch_size())
                 self.why, self.hints = self.loaders.why(), self.loaders.hints()
                 pipeline = self.loaders.pipeline()
             except Exception as error:
@@ -97,7 +100,7 @@ class Fit(TunedFit):
         """Give the tuner its turn: the step is over, the next batch not asked for yet."""
         if self.tuner is None or self.frozen is not None or self._no_wait is not None:
             return
-        self._batch_samples = samples_in(batch)
+        self._batch_samples = self._samples.count(batch)
         self._unseen += self._batch_samples
         now_s = self._now()
         if now_s >= self._next_look_s:
@@ -175,6 +178,7 @@ class Fit(TunedFit):
         try:
             if self.loaders.refresh():
                 self.tuner.rebind(self.loaders.pipeline())
+                self._samples = Samples(self.loaders.batch_size())
                 self.loaders_changed(self.timer.read().steps)
                 self.loaders.release_old()
                 self.why, self.hints = self.loaders.why(), self.loaders.hints()

@@ -9,6 +9,7 @@ from typing import Any
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found
 from intune_callbacks.session.loaders import hints_of, let_go, pipeline_of, reasons_of
+from intune_callbacks.session.samples import batch_size_of
 from intune_callbacks.types import Hint
 
 __all__ = ["FetchHooks", "TrainLoaders", "leaves"]
@@ -142,6 +143,10 @@ class TrainLoaders:
     def pipeline(self) -> Combined:
         """Return all that can be tuned, with the loaders' names in front of the stages when there are several."""
         return pipeline_of(self._by_name())
+
+    def batch_size(self) -> int | None:
+        """Return how many samples the first loader says are in a batch, None where it does not."""
+        return batch_size_of(self._loaders[0]) if self._loaders else None
 
     def why(self) -> tuple[str, ...]:
         """Return, for each loader that cannot be tuned, the reason and the smallest change that would help."""

@@ -10,7 +10,7 @@ from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found
 from intune_callbacks.types import Hint
 
-__all__ = ["hints_of", "let_go", "pipeline_of", "reasons_of"]
+__all__ = ["hints_of", "length_of", "let_go", "pipeline_of", "reasons_of"]
 
 
 def pipeline_of(found: Mapping[str, Found]) -> Combined:
@@ -36,6 +36,14 @@ def hints_of(found: Mapping[str, Found]) -> tuple[Hint, ...]:
         for name, one in found.items()
         for hint in one.hints
     )
+
+
+def length_of(loader: Any) -> int | None:
+    """Return the batches of an epoch, None where the loader does not say."""
+    try:
+        return len(loader)
+    except Exception:  # of a loader without a length, TypeError or what its author chose
+        return None
 
 
 def let_go(loader: Any, found: Found) -> Found:

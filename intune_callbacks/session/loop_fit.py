@@ -18,10 +18,11 @@ from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found, find
 from intune_callbacks.record.history import History
 from intune_callbacks.session.arguments import Settings
-from intune_callbacks.session.fit import TunedFit, samples_in
-from intune_callbacks.session.loaders import hints_of, let_go, pipeline_of, reasons_of
+from intune_callbacks.session.fit import TunedFit
+from intune_callbacks.session.loaders import hints_of, length_of, let_go, pipeline_of, reasons_of
 from intune_callbacks.session.loop_fetches import Fetches
 from intune_callbacks.session.ranks import place as place_of
+from intune_callbacks.session.samples import Samples, batch_size_of
 from intune_callbacks.show.card import show
 from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Clock, Observation, Pipeline
@@ -69,6 +70,7 @@ class Fit(TunedFit):
         self._timer = StepTimer(Clock())
         self._now = Clock().wall
         self._next_look_s, self._unseen, self._batch_samples = 0.0, 0, 0
+        self._samples = Samples(batch_size_of(self._loaders[0]))
         self._fetches = [0] * len(self._loaders)
         self._cuda: CudaWait | None = None
         self._running: list[object] = [None] * len(self._loaders)
@@ -155,7 +157,7 @@ class Fit(TunedFit):
                 self._cuda.fetch_end()
             self._fetches[place] += delivered
             if place == 0 and delivered:
-                self._batch_samples = samples_in(batch)
+                self._batch_samples = self._samples.count(batch)
                 self._unseen += self._batch_samples
                 if self._fetches[0] == MEET_CUDA_AT:
                     self._cuda = cuda_wait()
@@ -306,7 +308,7 @@ class Fit(TunedFit):
             self._timer.epoch_begin()
             self._thread = threading.get_ident()
             if self.tuner is not None:
-                length, totals, batches = _length(self._loaders[0]), self._timer.read(), self.batches
+                length, totals, batches = length_of(self._loaders[0]), self._timer.read(), self.batches
                 if batches is None and length is not None:
                     # Nobody knows how many epochs: as many as there were, and this one at least.
                     batches = totals.steps + length * max(1, totals.epochs)
@@ -349,10 +351,3 @@ class Fit(TunedFit):
 
     def _by_name(self) -> dict[str, Found]:
         return {str(place): found for place, found in enumerate(self._found)}
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except Exception:  # of a loader without a length, TypeError or what its author chose
-        return None

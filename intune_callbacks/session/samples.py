@@ -1,0 +1,87 @@
+"""How many samples a batch has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from typing import Any
+
+__all__ = ["Samples", "batch_size_of", "samples_in"]
+
+DEEPEST = 4
+"""How deep the samples of a batch are looked for. A choice: a batch is a dict of lists, or a tuple of those."""
+
+
+class Samples:
+    """Counts the samples of the batches of one loader, also where they are in a list and not in one tensor.
+
+    Args:
+        batch_size: what the loader says of a whole batch, None where it says nothing.
+    """
+
+    def __init__(self, batch_size: int | None = None) -> None:
+        self._batch_size = batch_size
+        self._place: tuple[Hashable, ...] | None = None
+        self._is_new = batch_size is not None
+
+    def count(self, batch: Any) -> int:
+        """Return the samples of a batch, 1 where nothing tells."""
+        if self._is_new:
+            # The first batch is a whole one. Of a list of images the first tensor begins with the channels.
+            self._is_new = False
+            if self._batch_size is not None and _first_length(batch) != self._batch_size:
+                self._place = _place_of(batch, self._batch_size, DEEPEST)
+        if self._place is not None:
+            with suppress(Exception):  # a batch of another kind
+                part = batch
+                for key in self._place:
+                    part = part[key] if issubclass(type(part), (list, tuple, Mapping)) else None
+                return int(part.shape[0]) if hasattr(part, "shape") else len(part)
+        return _first_length(batch) or self._batch_size or 1
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """Return how many samples a loader, or its batch sampler, says are in a whole batch; None where neither does."""
+    reads: tuple[Callable[[], Any], ...] = (lambda: loader.batch_size, lambda: loader.batch_sampler.batch_size)
+    for read in reads:
+        with suppress(Exception):  # no such attribute, or a property of the user's that raises
+            size = read()
+            if type(size) is int and size > 0:
+                return size
+    return None
+
+
+def samples_in(batch: Any) -> int:
+    """Return the length of the first tensor or array in `batch`, 1 if there is none."""
+    return _first_length(batch) or 1
+
+
+def _first_length(batch: Any) -> int:
+    if not isinstance(batch, (list, tuple)):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else 0
+        if not isinstance(batch, Mapping):
+            return 0
+        batch = batch.values()
+    for part in batch:
+        length = _first_length(part)
+        if length:
+            return length
+    return 0
+
+
+def _place_of(batch: Any, size: int, depth: int) -> tuple[Hashable, ...] | None:
+    """Return the keys that lead to the first list or tensor of this length, None if there is none."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return () if len(shape) and shape[0] == size else None
+    is_list = isinstance(batch, (list, tuple))
+    if is_list and len(batch) == size:
+        return ()
+    if depth and (is_list or isinstance(batch, Mapping)):
+        for key, part in enumerate(batch) if is_list else batch.items():
+            place = _place_of(part, size, depth - 1)
+            if place is not None:
+                return (key, *place)
+    return None
