@@ -158,8 +158,10 @@ class DatasetGraph:
         return otherwise if name == "<lambda>" else str(name)
 
     def is_internal(self, node: Any) -> bool:
-        """Return whether a node's function is one of tf.data's own."""
-        return str(getattr(self._function(node), "__module__", "")).startswith("tensorflow.python.data")
+        """Return whether a node's functions are tf.data's own."""
+        known = [wrapper for name in functions_of(node) if (wrapper := self._wrapper(name)) is not None]
+        modules = [str(getattr(wrapper._func, "__module__", "")) for wrapper in known]
+        return bool(modules) and all(name.startswith("tensorflow.python.data") for name in modules)
 
     def library(self, node: Any) -> str:
         """Return the module of a node's function if it is an installed package's; empty for the user's own code."""
