@@ -89,3 +89,12 @@ def test_each_sample_counts_once_however_long_its_batch_is(make: Callable[[], An
     model.fit(make(), epochs=2, verbose=0, callbacks=[callback])
     assert callback.report["frozen"] is None
     assert callback.report["whole"]["samples"] == 200
+
+
+def test_of_a_loop_nobody_could_look_into_no_speed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = InTuneCallback()
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        fitted(uneven(), callback, epochs=1)
+    assert callback.report["whole"]["throughput_samples_per_s"] is None
+    card = capsys.readouterr().out
+    assert "distribution strategy" in card and "samples/s" not in card
