@@ -159,9 +159,8 @@ class DatasetGraph:
 
     def is_internal(self, node: Any) -> bool:
         """Return whether a node's functions are tf.data's own."""
-        known = [wrapper for name in functions_of(node) if (wrapper := self._wrapper(name)) is not None]
-        modules = [str(getattr(wrapper._func, "__module__", "")) for wrapper in known]
-        return bool(modules) and all(name.startswith("tensorflow.python.data") for name in modules)
+        fns = [wrapper._func for name in functions_of(node) if (wrapper := self._wrapper(name)) is not None]
+        return bool(fns) and all(str(getattr(fn, "__module__", "")).startswith("tensorflow.python.data") for fn in fns)
 
     def library(self, node: Any) -> str:
         """Return the module of a node's function if it is an installed package's; empty for the user's own code."""
@@ -230,8 +229,7 @@ class DatasetGraph:
                 continue
             wanted = name.removesuffix("_other_arguments")
             alone = functions_of(node) if len(functions_of(node)) == 1 else [""]
-            text = attr(node, wanted).func.name or alone[0]
-            wrapper = self._wrapper(text)
+            wrapper = self._wrapper(attr(node, wanted).func.name or alone[0])
             captured = wrapper.function.captured_inputs if wrapper is not None else ()
             if len(captured) == len(span):
                 for at, tensor in zip(span, captured, strict=True):
