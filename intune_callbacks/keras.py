@@ -59,7 +59,7 @@ class InTuneCallback(BaseCallback, _Callback):
 
     The progress bar shows one field, the share of data wait at first and now, such as ``in: 34%>4%``; with
     ``verbose=2`` it is ``intune/wait_frac``, for there Keras prints numbers only. The first step of a fit compiles the
-    model and fills the pipeline, and is not measured. On TensorFlow a batch counts as many samples as a full one.
+    model and fills the pipeline, and is not measured.
 
     Attributes:
         report: what `report.json` holds; filled at the end of a fit. After an exception in the training it is filled

@@ -97,6 +97,21 @@ def test_the_card_of_a_run_that_was_fed() -> None:
     assert max(len(line) for line in lines) < 120
 
 
+@pytest.mark.parametrize(
+    ("moved", "next_step"),
+    [
+        ({"prefetch"}, "start the next run with prefetch 16"),
+        (set(), "nothing to change: the run ended with the numbers it began with"),
+    ],
+)
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_the_next_run_is_told_only_what_was_changed(moved: set[str], next_step: str, is_alone: bool) -> None:
+    summary = run()
+    rows = [replace(row, first=row.current - (row.name in moved)) for row in summary.stages]
+    stages = tuple(row for row in rows if not is_alone or row.unit != "workers")
+    assert build_report(replace(summary, stages=stages)).next == next_step
+
+
 def test_a_loop_that_does_not_wait_is_told_that_nothing_was_changed() -> None:
     card = end_card(build_report(run(model_s=0.5)))
     assert card.startswith("InTune  COMPUTE-BOUND ")

@@ -167,3 +167,13 @@ def test_dataset_is_not_changed() -> None:
     before = [node.op for node in DatasetGraph(dataset).nodes()]
     rewrite(dataset, "key", live=True).graph.build()
     assert [node.op for node in DatasetGraph(dataset).nodes()] == before
+
+
+def test_notes_speak_of_what_the_user_wrote_and_say_it_once(tmp_path) -> None:
+    saved = str(tmp_path / "saved")
+    rows(20).save(saved)
+    assert rewrite(tf.data.Dataset.load(saved).map(parse, 2), "key", live=True).notes == ()
+    assert rewrite(rows(20).snapshot(str(tmp_path / "snapshot")).map(parse, 2), "key", live=True).notes == ()
+    stateful = rows(20).map(python).batch(2).map(python)
+    (note,) = rewrite(stateful, "key", live=True).notes
+    assert "map(python)" in note

@@ -158,8 +158,9 @@ class DatasetGraph:
         return otherwise if name == "<lambda>" else str(name)
 
     def is_internal(self, node: Any) -> bool:
-        """Return whether a node's function is one of tf.data's own."""
-        return str(getattr(self._function(node), "__module__", "")).startswith("tensorflow.python.data")
+        """Return whether a node's functions are tf.data's own."""
+        fns = [wrapper._func for name in functions_of(node) if (wrapper := self._wrapper(name)) is not None]
+        return bool(fns) and all(str(getattr(fn, "__module__", "")).startswith("tensorflow.python.data") for fn in fns)
 
     def library(self, node: Any) -> str:
         """Return the module of a node's function if it is an installed package's; empty for the user's own code."""
@@ -228,8 +229,7 @@ class DatasetGraph:
                 continue
             wanted = name.removesuffix("_other_arguments")
             alone = functions_of(node) if len(functions_of(node)) == 1 else [""]
-            text = attr(node, wanted).func.name or alone[0]
-            wrapper = self._wrapper(text)
+            wrapper = self._wrapper(attr(node, wanted).func.name or alone[0])
             captured = wrapper.function.captured_inputs if wrapper is not None else ()
             if len(captured) == len(span):
                 for at, tensor in zip(span, captured, strict=True):

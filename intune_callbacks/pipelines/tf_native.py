@@ -32,7 +32,7 @@ __all__ = ["BEFORE", "BEHIND", "INSIDE", "SINK_OP", "STAGE_OP", "Native", "load"
 
 STAGE_OP, SINK_OP = "IntuneStage", "IntuneSink"
 BEHIND, INSIDE, BEFORE = 0, 1, 2
-STAGE_VALUES, SINK_VALUES = 14, 5
+STAGE_VALUES, SINK_VALUES = 14, 6
 
 
 class Native:
@@ -126,8 +126,8 @@ class Native:
         values = (ctypes.c_double * SINK_VALUES)()
         if not self._library.intune_read_sink(pipeline.encode(), values):
             return SinkReading()
-        delivered, wait_s, gap_s, batch_bytes, iterators = values
-        return SinkReading(int(delivered), wait_s, gap_s, batch_bytes, int(iterators))
+        delivered, wait_s, gap_s, batch_bytes, iterators, samples = values
+        return SinkReading(int(delivered), wait_s, gap_s, batch_bytes, int(iterators), int(samples))
 
     def set_workers(self, pipeline: str, stage: str, workers: int) -> None:
         """Let at most `workers` closures of a stage compute at once, from now on and in later iterators.

@@ -111,7 +111,7 @@ class _Edit:
         if prefetch is not None:
             stages.append(prefetch)
         self.end("IntuneSink", SINK_OP)
-        return Rewritten(self.graph, tuple(stages), tuple(self.notes), hints)
+        return Rewritten(self.graph, tuple(stages), tuple(dict.fromkeys(self.notes)), hints)
 
     def stage(self, node: Any) -> GraphStage | None:
         kind, argument = KNOBS.get(node.op, (None, ""))
@@ -250,7 +250,7 @@ class _Edit:
 
     def note_inner(self, node: Any) -> None:
         inner = sorted({KNOBS[op][0] for op in self.graph.inner_ops(node) if op in KNOBS})
-        if inner:
+        if inner and not self.graph.is_internal(node):
             what = "interleave" if "Interleave" in node.op else node.op.removesuffix("Dataset")
             self.notes.append(
                 f"{' and '.join(inner)} inside the function of {what} begin anew with each of its datasets and are "

@@ -68,6 +68,7 @@ class SinkReading:
         gap_s: seconds between a delivery and the next request to the same iterator.
         batch_bytes: mean bytes of one element, 0.0 while unknown.
         iterators: iterators made.
+        samples: in them, by the length of the first tensor that has one; 0 where none has.
     """
 
     delivered: int = 0
@@ -75,6 +76,7 @@ class SinkReading:
     gap_s: float = 0.0
     batch_bytes: float = 0.0
     iterators: int = 0
+    samples: int = 0
 
 
 class StageCourse:

@@ -121,12 +121,13 @@ class BeforeAfter:
         return describe(self.after, (self._change_before, self._last_change))
 
     def whole(self) -> Span:
-        """Return `figures` of the whole run, all rates over the whole wall."""
+        """Return `figures` of the whole run, all rates over the whole wall; none where no step was seen."""
         totals = self.now.totals
+        wall_s = totals.wall_s if totals.steps else 0.0  # a strategy's loop is out of sight, and not slow for that
         rates: dict[str, Any] = {
-            "throughput_samples_per_s": _rate(self.now.samples, totals.wall_s),
-            "throughput_batches_per_s": _rate(totals.steps, totals.wall_s),
-            "wait_frac": _rate(totals.wait_s, totals.wall_s),
+            "throughput_samples_per_s": _rate(self.now.samples, wall_s),
+            "throughput_batches_per_s": _rate(totals.steps, wall_s),
+            "wait_frac": _rate(totals.wait_s, wall_s),
         }
         return replace(figures(Mark(), self.now), **rates, first_batch_s=six_digits(totals.first_batch_s))
 

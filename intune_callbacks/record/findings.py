@@ -182,8 +182,12 @@ def _next(summary: Report, note: str | None, last: Sequence[Cause], advised: dic
         stage = summary.after.stage
         why = _because(last)
         return f"{repr(stage) if stage else 'the input'} still limits{': ' if why else ''}{why}"
-    workers = {row.name: row.current for row in summary.stages if row.unit == "workers"}
-    return "start the next run with " + ", ".join(f"{name} {n}" for name, n in workers.items())
+    workers = [row for row in summary.stages if row.unit == "workers"]
+    if all(row.first == row.current for row in workers):  # else a depth, if any, was changed
+        workers = [row for row in summary.stages if row.first != row.current and not row.window_of]
+    if not workers:
+        return "nothing to change: the run ended with the numbers it began with"
+    return "start the next run with " + ", ".join(f"{row.name} {row.current}" for row in workers)
 
 
 def _pasted(advised: Mapping[str, Any] | None, instead: str = "") -> list[str]:

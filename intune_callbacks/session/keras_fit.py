@@ -272,7 +272,7 @@ class Fit(TunedFit):
             return LoopReading(fetches.delivered, fetches.wait_s, fetches.samples)
         if self.data is not None and self.data.in_python:
             return LoopReading(waits.delivered, waits.wait_s, fetches.samples)
-        samples = fetches.samples + waits.delivered * self._rows
+        samples = fetches.samples + (waits.samples or waits.delivered * self._rows)
         return LoopReading(fetches.delivered + waits.delivered, fetches.wait_s + waits.wait_s, samples)
 
     def _watched(self) -> int:

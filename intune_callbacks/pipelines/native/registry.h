@@ -17,7 +17,7 @@ namespace intune {
 class Sink {
  public:
   struct Reading {
-    int64_t delivered = 0, iterators = 0;
+    int64_t delivered = 0, iterators = 0, samples = 0;
     double wait_s = 0.0, gap_s = 0.0, batch_bytes = 0.0;
   };
 
@@ -31,7 +31,9 @@ class Sink {
     std::unique_lock<std::mutex> lock(mu_);
     reading_.wait_s += wait_s;
     reading_.gap_s += gap_s;
-    if (element != nullptr && Sampled::Wanted(++reading_.delivered)) bytes_.Look(*element);
+    if (element == nullptr) return;
+    reading_.samples += Length(*element);
+    if (Sampled::Wanted(++reading_.delivered)) bytes_.Look(*element);
   }
 
   Reading Read() {
@@ -41,6 +43,13 @@ class Sink {
   }
 
  private:
+  // Of the first tensor that has one; a ragged or sparse tensor is a variant here, which does not tell.
+  static int64_t Length(const std::vector<tensorflow::Tensor>& element) {
+    for (const auto& part : element)
+      if (part.dtype() != tensorflow::DT_VARIANT && part.dims() > 0) return part.dim_size(0);
+    return 0;
+  }
+
   std::mutex mu_;
   Reading reading_;
   Sampled bytes_;

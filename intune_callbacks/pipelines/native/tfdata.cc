@@ -179,12 +179,13 @@ int32_t intune_read_stage(const char* pipeline, const char* stage, double* out) 
   return 1;
 }
 
-// Fills 5 values in the order of `SinkReading`; 0 if nothing is known of the pipeline.
+// Fills 6 values in the order of `SinkReading`; 0 if nothing is known of the pipeline.
 int32_t intune_read_sink(const char* pipeline, double* out) {
   const auto known = intune::Registry::Get().Known(pipeline);
   if (!known) return 0;
   const auto r = known->sink->Read();
-  const double values[] = {double(r.delivered), r.wait_s, r.gap_s, r.batch_bytes, double(r.iterators)};
+  const double values[] = {double(r.delivered), r.wait_s,          r.gap_s,
+                           r.batch_bytes,       double(r.iterators), double(r.samples)};
   std::memcpy(out, values, sizeof values);
   return 1;
 }
