@@ -18,6 +18,7 @@ from intune_callbacks import live  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
 from intune_callbacks.session import lightning_fit, loop_fit  # noqa: E402
+from intune_callbacks.types import Clock  # noqa: E402
 
 
 class Endless(DataLoader):
@@ -156,3 +157,41 @@ def test_the_loaders_of_one_loop_stay_paired(restless: dict[str, Any]) -> None:
     assert [(int(left[0]), int(right[0])) for left, right in zip(one, two, strict=True)] == [
         (i, i) for i in range(ROWS)
     ]
+
+
+@pytest.mark.parametrize("steps", [7, 15])
+def test_a_pydataset_of_which_an_epoch_takes_a_part_keeps_its_order(steps: int) -> None:
+    pytest.importorskip("keras")
+    from test_pydataset import Counting, epochs, stock_of
+
+    from intune_callbacks.pipelines.pydataset import PyDatasetPipeline
+    from intune_callbacks.pipelines.pydataset_enqueuer import LiveEnqueuer
+
+    class Slow(Counting):
+        def __getitem__(self, number: int) -> Any:
+            time.sleep(0.1 if number % 5 == 1 else 0.001)
+            return number
+
+    stock = stock_of(Slow(15), 4)
+    pipeline = PyDatasetPipeline(Slow(15), workers=4, window=4, kind="thread", clock=Clock(), in_order=False)
+    takes = [7, 7, 1, 7] if steps == 7 else [15, 15]
+    expected = epochs(stock_of(Slow(15), 4), takes)
+    taken = epochs(LiveEnqueuer(stock, pipeline, steps), takes)
+    assert sorted(taken) == sorted(expected) and (taken == expected) == (steps == 7)
+    pipeline.close()
+
+
+def test_a_graph_of_nodes_is_not_told_of_an_order_it_keeps() -> None:
+    nodes = pytest.importorskip("torchdata.nodes")
+
+    def slow(i: int) -> int:
+        time.sleep(0.1 if i % 8 == 0 else 0.001)
+        return i
+
+    mapped = nodes.ParallelMapper(nodes.IterableWrapper(range(32)), slow, num_workers=2, method="thread")
+    loader = nodes.Loader(mapped)
+    pipeline: Any = find(loader).pipeline
+    pipeline.prepare()
+    assert list(pipeline.adopt(iter(loader))) == list(range(32))
+    assert all(stage.items == 32 and stage.held_s == 0.0 for stage in pipeline.stats().stages.values())
+    pipeline.close()
