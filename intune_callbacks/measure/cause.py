@@ -278,7 +278,7 @@ def _held(seen: Measured, known: Evidence) -> Cause | None:
     if gain < LEAST_GAIN or known.order != "same":  # where it stays all the same, it has to
         return None
     sentence = f"{percent(held)} of the time finished batches of {name!r} wait for a slower one before them"
-    return Cause("held", name, f"{sentence}: InTuneCallback(order='any') would not keep the order", gain=gain)
+    return Cause("held", name, f"{sentence}: order='any' would not keep the order", gain=gain)
 
 
 def _model(seen: Measured) -> Cause:
