@@ -20,6 +20,7 @@ from intune_callbacks import live  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
 from intune_callbacks.measure.cause import causes  # noqa: E402
+from intune_callbacks.measure.evidence import Evidence  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
 
 FEW = settings(max_examples=15, suppress_health_check=list(HealthCheck))
@@ -196,5 +197,7 @@ def test_the_verdict_says_what_the_order_costs() -> None:
     (found,) = [c for c in causes(window((stage("load", 8), replace(held, held_frac=0.5)))) if c.kind == "held"]
     assert found.sentence.startswith("50 % of the time finished batches of 'load' wait for a slower one before them")
     assert "order='any'" in found.sentence and 1.3 < found.gain < 2.0
+    given = causes(window((stage("load", 8), replace(held, held_frac=0.5))), Evidence(order="any"))
+    assert all(cause.kind != "held" for cause in given)
     busy = causes(window((stage("load", 8), replace(held, held_frac=0.5)), wait=0.02))
     assert all(cause.kind != "held" for cause in busy)

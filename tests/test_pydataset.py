@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
 from intune_callbacks.pipelines.check import check_pipeline
+from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset import PyDatasetPipeline
 from intune_callbacks.pipelines.pydataset_enqueuer import InLoop, LiveEnqueuer
 from intune_callbacks.types import Clock
@@ -317,7 +318,7 @@ def test_in_any_order_a_slow_batch_holds_up_none_but_itself() -> None:
 
     def run(in_order: bool) -> list[int]:
         pipeline = PyDatasetPipeline(Slow(30), workers=3, window=8, kind="thread", clock=Clock(), in_order=in_order)
-        batches = list(pipeline.begin(lambda: iter(range(30)), None))
+        batches = list(pipeline.begin(lambda: iter(range(30)), Hold()))
         pipeline.close()
         return batches
 

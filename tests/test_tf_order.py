@@ -34,6 +34,17 @@ def mapped(**options: Any) -> Any:
     return rows().map(wait, num_parallel_calls=4, **options)
 
 
+def sized() -> Any:
+    """Four of one length after the other, so that stock batches fit together."""
+    return rows().map(lambda x: tf.fill([x // 4 + 1], wait(x)), num_parallel_calls=4).prefetch(1)
+
+
+def with_order(dataset: Any) -> Any:
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+
 def opened(x: Any) -> Any:
     return tf.data.Dataset.range(4 * x, 4 * x + 4).map(lambda x: x + 0)
 
@@ -43,13 +54,16 @@ FREE: dict[str, Callable[[], Any]] = {
     "map, batch": lambda: mapped().batch(4).prefetch(2),
     "map, shuffle, batch, repeat": lambda: mapped().shuffle(8, seed=1).batch(4).repeat(2),
     "map, filter": lambda: mapped().filter(lambda x: x % 5 != 0),
-    "map, cache": lambda: mapped().cache().prefetch(1),
     "map, concatenate": lambda: mapped().concatenate(rows()),
     "interleave": lambda: (
         rows().interleave(opened, cycle_length=4, num_parallel_calls=4).map(wait, num_parallel_calls=2)
     ),
 }
 KEPT: dict[str, Callable[[], Any]] = {
+    "cache": lambda: mapped().cache().prefetch(1),
+    "drop_remainder": lambda: mapped().shuffle(4, seed=1).batch(5, drop_remainder=True),
+    "drop_remainder, padded": lambda: mapped().prefetch(1).padded_batch(5, [], drop_remainder=True),
+    "batches of elements of several shapes": lambda: sized().batch(4),
     "take": lambda: mapped().take(10),
     "skip": lambda: mapped().skip(10),
     "shard": lambda: mapped().shard(2, 0),
@@ -60,6 +74,7 @@ KEPT: dict[str, Callable[[], Any]] = {
     "behind a repeat": lambda: rows().repeat(2).map(wait, num_parallel_calls=4).prefetch(1),
     "a function with a state behind it": lambda: mapped().map(lambda x: tf.numpy_function(abs, [x], tf.int64)),
     "what the user wrote": lambda: mapped(deterministic=True).batch(4),
+    "what the user wrote in the options": lambda: with_order(mapped()),
 }
 
 
@@ -98,6 +113,10 @@ def test_the_order_stays_where_something_behind_depends_on_it(name: str) -> None
     assert list(map(str, KEPT[name]().as_numpy_iterator())) == list(
         map(str, DatasetPipeline(KEPT[name](), clock=Clock(), in_order=False).dataset.as_numpy_iterator())
     )
+
+
+def test_of_what_has_no_end_nothing_is_dropped() -> None:
+    assert set(orders(mapped().repeat().batch(5, drop_remainder=True))) == {b"false"}
 
 
 def test_without_consent_every_order_stays() -> None:

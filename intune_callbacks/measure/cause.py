@@ -275,10 +275,10 @@ def _held(seen: Measured, known: Evidence) -> Cause | None:
     """What is finished waits for one that is slower, because the order is kept."""
     name, held = max(((n, rate.held_frac) for n, rate in seen.rates.items()), key=lambda one: one[1], default=("", 0.0))
     gain = promised(seen.period_s / max(seen.model_s, seen.period_s * (1.0 - held), LEAST_S), known.share)
-    if gain < LEAST_GAIN:
+    if gain < LEAST_GAIN or known.order != "same":  # where it stays all the same, it has to
         return None
     sentence = f"{percent(held)} of the time finished batches of {name!r} wait for a slower one before them"
-    return Cause("held", name, f"{sentence}: InTuneCallback(order='any') would not keep the order", gain=gain)
+    return Cause("held", name, f"{sentence}: order='any' would not keep the order", gain=gain)
 
 
 def _model(seen: Measured) -> Cause:

@@ -51,6 +51,7 @@ class Evidence:
         tried: stage name -> what more workers for it brought: samples/s then / before.
         vetoes: what the guard refused last.
         first: stage name -> its value at the start of the run.
+        order: what the user gave for it, see `intune_callbacks.config.TunerConfig`.
     """
 
     hints: Sequence[Hint] = ()
@@ -58,6 +59,7 @@ class Evidence:
     tried: Mapping[str, float] = field(default_factory=dict)
     vetoes: Sequence[str] = ()
     first: Mapping[str, int] = field(default_factory=dict)
+    order: str = "same"
 
     @property
     def share(self) -> float:

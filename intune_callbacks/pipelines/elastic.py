@@ -55,12 +55,12 @@ class ElasticMap(Generic[Y]):
         fn: what a worker does to one item. With a pool it runs in the pool's children and this one is not called.
         workers: items computed at once.
         window: results finished or in progress ahead of the next one to be delivered.
-        ordered: deliver in the order of the source (True) or as finished; readable.
+        ordered: deliver in the order of the source (True) or, within an epoch, as finished.
         pool: child processes for the work; None computes in threads.
         snapshot: called after each pull, under the source's lock; what it returned for an item is in `state` once
             that item was delivered.
         feed: pull the source in the consumer's thread (index samplers that draw random numbers), window ahead.
-        hold: with `feed`, where to look for the end of the source with care.
+        hold: with `feed`, where an epoch ends, and the source is to be looked at with care.
         inline: with `feed`, what the consumer does to an item itself while there are 0 workers; None keeps one worker.
         finish: applied to each result in the parent's worker thread (pinning memory).
         delivered: told the number of each result, when the consumer gets it.
@@ -101,7 +101,7 @@ class ElasticMap(Generic[Y]):
         self.counters = counters or Counters()
         self._source, self._fn, self._pool = source, fn, pool
         self._snapshot, self._finish, self._timeout_s = snapshot, finish, timeout_s
-        self.ordered, self._feeding, self._hold = ordered, feed, hold or Hold()
+        self._ordered, self._feeding, self._hold = ordered, feed, hold or Hold()
         self._inline = inline if feed else None
         self._fewest = 1 if self._inline is None else 0
         self._clock, self._tell = clock or Clock(), delivered
@@ -204,8 +204,8 @@ class ElasticMap(Generic[Y]):
     def is_waited_for(self) -> bool:
         """True if the consumer would have to wait now."""
         with self._lock:
-            ready = self._delivered in self._results if self.ordered else bool(self._results)
-            return not ready and not self._closed and not (self._exhausted and self._delivered == self._pulled)
+            is_over = self._closed or (self._exhausted and self._delivered == self._pulled)
+            return not is_over and self._first() not in self._results
 
     def stats(self) -> StageStats:
         """Return the counters and the current fill of the window."""
@@ -249,7 +249,7 @@ class ElasticMap(Generic[Y]):
                     if not self._results:
                         self._ahead_since_s = wall()
                     self._results[number] = (value, snapshot)
-                    if not self.ordered or number == self._delivered:
+                    if not self._ordered or number == self._delivered:
                         self._ready.notify()
                     with suppress(Exception):  # what cannot be counted has been computed all the same
                         self.counters.computed(busy_s, cpu_s, value, size_bytes)
@@ -313,9 +313,7 @@ class ElasticMap(Generic[Y]):
                     error = raised
             with self._lock:
                 if error is not None:
-                    # A broken source ends the stage, its error in its place.
-                    self._results[self._pulled] = (_Raised(error), None)
-                    self._pulled += 1
+                    self._break(error)
                 self._exhausted = True
                 self._alive -= 1
                 self._ready.notify_all()
@@ -355,10 +353,10 @@ class ElasticMap(Generic[Y]):
         begin_s: float | None = None
         deadline_s = time.monotonic() + self._timeout_s if self._timeout_s else None
         while True:
-            number = self._delivered if self.ordered else next(iter(self._results), -1)
+            number = self._first()
             entry = self._results.pop(number, None)
             if entry is not None:
-                if begin_s is not None and self._results:
+                if self._ordered and begin_s is not None and self._results:
                     # It has waited for this one while others, that come later, were there.
                     self.counters.held_s += max(0.0, self._clock.wall() - max(begin_s, self._ahead_since_s))
                 return number, entry, None
@@ -374,13 +372,28 @@ class ElasticMap(Generic[Y]):
             wait_s = WAIT_S if deadline_s is None else min(WAIT_S, max(0.001, deadline_s - time.monotonic()))
             self._ready.wait(wait_s)
 
+    def _first(self) -> int:
+        """Return the number of the result to deliver next, if it is there (lock held)."""
+        end = self._end()
+        return self._delivered if self._ordered else next((n for n in self._results if n < end), -1)
+
+    def _end(self) -> float:
+        """Return before which number all others are to be delivered (lock held)."""
+        return self._delivered + 1 if self._ordered else self._hold.end(self._delivered)
+
+    def _break(self, error: BaseException) -> None:
+        """End with the error of the source, behind all that was pulled (lock held)."""
+        self._results[self._pulled], self._hold = (_Raised(error), None), Hold(self._pulled)
+        self._pulled += 1
+        self._exhausted = True
+
     def _own_task(self) -> _Task | None:
         """Return what the consumer computes itself now (lock held): with no workers, the next item, if nobody has it.
 
         Order matters: results first, then what was fed while there were workers, then the source. An item in the hands
         of a worker that is leaving is waited for.
         """
-        if self._workers or not self._inbox or (self.ordered and self._inbox[0][0] != self._delivered):
+        if self._workers or not self._inbox or self._inbox[0][0] >= self._end():
             return None
         return self._inbox.popleft()
 
@@ -420,9 +433,7 @@ class ElasticMap(Generic[Y]):
             except StopIteration:
                 self._exhausted = True
             except Exception as error:
-                self._results[self._pulled] = (_Raised(error), None)
-                self._pulled += 1
-                self._exhausted = True
+                self._break(error)
             else:
                 self._inbox.append((self._pulled, item, None))
                 self._pulled += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["Hold"]
@@ -23,6 +24,16 @@ class Hold:
     at: int | None = None
     every: int = 0
     window: int = 0
+
+    def end(self, delivered: int) -> float:
+        """Return up to where items are of the epoch that is being delivered.
+
+        Args:
+            delivered: items so far.
+        """
+        if self.at is None or (delivered >= self.at and not self.every):
+            return math.inf
+        return self.at if delivered < self.at else delivered + self.every - (delivered - self.at) % self.every
 
     def may_pull(self, pulled: int, left: int, asked: bool) -> bool:
         """Return whether one more item may be pulled now.

@@ -68,23 +68,23 @@ class PyDatasetPipeline:
         self.why_not = ""
         self.is_closed = False
 
-    def begin(self, order: Callable[[], Iterator[int]], hold_at: int | None, hold_every: int = 0) -> Run:
+    def begin(self, order: Callable[[], Iterator[int]], hold: Hold, takes_all: bool = True) -> Run:
         """Start the workers of one run over the batches; `order` has not been asked for a number yet.
 
         Args:
             order: returns the numbers of the batches; called when the first one is needed.
-            hold_at: made ahead are no more batches than this, and one more only when it is asked for.
-            hold_every: the same again after each so many; 0 for never.
+            hold: how many batches are made ahead of the end of an epoch; one more only when it is asked for.
+            takes_all: the training takes what is made in this epoch; else it keeps its order.
 
         Raises:
             Exception: a worker could not be started; then none is left.
         """
         self._runs += 1
         source = _Numbered(order)
-        self._run = Run(self, source, self._engine(source, hold_at, hold_every))
+        self._run = Run(self, source, self._engine(source, hold, self._in_order or not takes_all))
         return self._run
 
-    def _engine(self, source: _Numbered, hold_at: int | None, hold_every: int) -> ElasticMap[Any]:
+    def _engine(self, source: _Numbered, hold: Hold, ordered: bool) -> ElasticMap[Any]:
         here, pool = Here(self._dataset), None
         # As many as the user's enqueuer starts, and at least two; the others while the loop waits anyway.
         workers = min(self.workers, max(2, self._own)) if self._kind == "process" else self.workers
@@ -98,10 +98,10 @@ class PyDatasetPipeline:
                 here if pool is None else None,
                 workers=workers,
                 window=self.window + WAITING,
-                ordered=self._in_order,
+                ordered=ordered,
                 pool=pool,
                 feed=True,
-                hold=Hold(hold_at, hold_every),
+                hold=hold,
                 inline=here if self._own == 0 else None,
                 counters=self._counters,
                 clock=self._clock,

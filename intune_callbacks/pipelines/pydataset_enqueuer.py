@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset import WAITING, PyDatasetPipeline, Run
 
 __all__ = ["InLoop", "LiveEnqueuer"]
@@ -59,8 +60,10 @@ class LiveEnqueuer:
             hold_at, steps = None, self._takes()
             if steps is not None and self._sent_ahead is not None:
                 hold_at = max(0, steps - self._stock.ready_queue.qsize()) + self._sent_ahead
+            # Else some of what is made now is for later epochs.
+            takes_all = steps is None or steps == self._stock.py_dataset.num_batches
             try:
-                run = self._pipeline.begin(self._numbers, hold_at)
+                run = self._pipeline.begin(self._numbers, Hold(hold_at), takes_all)
             except Exception as error:
                 self._pipeline.refused(error, self._pipeline.workers)
                 self._stock.start()
@@ -185,11 +188,12 @@ class InLoop:
             run.close()
 
     def _begin(self) -> Run:
+        hold = Hold(self._steps, self._steps or 0)
         try:
-            return self._pipeline.begin(self._numbers, self._steps, self._steps or 0)
+            return self._pipeline.begin(self._numbers, hold)
         except Exception as error:
             self._pipeline.refused(error, 0)
-            return self._pipeline.begin(self._numbers, self._steps, self._steps or 0)
+            return self._pipeline.begin(self._numbers, hold)
 
 
 def _order(dataset: Any, shuffle: bool) -> Iterator[int] | None:

@@ -78,10 +78,9 @@ def rewrite(dataset: Any, pipeline: str, *, live: bool, cpus: int = 2, in_order:
 class _Edit:
     def __init__(self, graph: DatasetGraph, pipeline: str, live: bool, cpus: int, in_order: bool) -> None:
         self.graph, self.pipeline, self.live, self.cpus = graph, pipeline, live, cpus
-        self.free: frozenset[str] = frozenset()
-        if live and not in_order:
-            self.free = free_of_order(graph)
         self.options = graph.dataset.options()
+        is_free = live and not in_order and self.options.deterministic is not True
+        self.free = free_of_order(graph) if is_free else frozenset()
         self.notes: list[str] = []
         self.taken: dict[str, int] = {}
         self.counts = True

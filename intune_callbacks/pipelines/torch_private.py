@@ -20,7 +20,7 @@ _ITERATOR = (
 )
 RUNNING = (
     *("_next_data", "_num_workers", "_prefetch_factor", "_rcvd_idx", "_send_idx", "_shutdown", "_task_info"),
-    *("_dataset_kind", "_tasks_outstanding", "_try_put_index"),
+    *("_tasks_outstanding", "_try_put_index", "_workers_status"),
 )
 """What an iterator with workers has, also one of a class of its own such as that of StatefulDataLoader."""
 _LOADER = "torch.utils.data.dataloader"

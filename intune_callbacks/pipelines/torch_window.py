@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _DatasetKind
 
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.torch_delivered import Delivery, Followed
@@ -117,11 +116,12 @@ class WindowLoader:
             followed.sent(iterator)
 
     def _fill_alone(self, iterator: Any) -> None:
-        while self._in_flight(iterator) < self._window:
+        while _in_flight(iterator) < self._window:
             sent, factor = iterator._send_idx, iterator._prefetch_factor
-            # The stock method asserts outstanding <= prefetch_factor * workers, for this one call too low a limit; out
+            # The stock method asserts outstanding < prefetch_factor * workers, for this one call too low a limit; out
             # of order it is each worker's share, too.
-            iterator._prefetch_factor = MAX_WINDOW if self._in_order else -(-self._window // iterator._num_workers)
+            in_order, most = getattr(iterator, "_in_order", True), max(self._window, iterator._tasks_outstanding + 1)
+            iterator._prefetch_factor = MAX_WINDOW if in_order else -(-most // iterator._num_workers)
             try:
                 type(iterator)._try_put_index(iterator)
             finally:
@@ -132,12 +132,6 @@ class WindowLoader:
 
     def _was_sent(self, iterator: Any, number: int) -> None:
         """Called for each batch that is asked of a worker."""
-
-    @staticmethod
-    def _in_flight(iterator: Any) -> int:
-        if iterator._dataset_kind == _DatasetKind.Map:
-            return int(iterator._send_idx - iterator._rcvd_idx)
-        return int(iterator._tasks_outstanding)
 
     @property
     def late_hints(self) -> tuple[Hint, ...]:
@@ -178,10 +172,38 @@ class WindowLoader:
             vars(iterator).pop("_next_data", None)
             if not self._in_order:
                 iterator._in_order = self._loader.in_order
-            # With more in flight than the stock rule allows, its assertion would end the epoch: it keeps ours.
-            if self._in_flight(iterator) < iterator._prefetch_factor * iterator._num_workers:
-                vars(iterator).pop("_try_put_index", None)
+            iterator._try_put_index = partial(_send_as_stock, weakref.ref(iterator))
+            if _in_flight(iterator) <= _most_in_stock(iterator):
+                _give_rule_back(iterator)
         self._taken.clear()
+        self._running = None
 
     def close(self) -> None:
         self.release()
+
+
+def _in_flight(iterator: Any) -> int:
+    """Return how many batches are being made or wait to be delivered.
+
+    Not the iterator's own count, in which all stays that was asked of a worker beyond its end, and nobody answers.
+    """
+    status = iterator._workers_status
+    return sum(len(task) > 1 or status[task[0]] for task in iterator._task_info.values())
+
+
+def _most_in_stock(iterator: Any) -> int:
+    return int(iterator._prefetch_factor * iterator._num_workers)
+
+
+def _send_as_stock(running: weakref.ref[Any]) -> None:
+    """Send out nothing while more is in flight than the stock rule allows: its assertion would end the epoch."""
+    iterator: Any = running()
+    if _in_flight(iterator) < _most_in_stock(iterator):
+        _give_rule_back(iterator)
+        iterator._try_put_index()
+
+
+def _give_rule_back(iterator: Any) -> None:
+    status = iterator._workers_status
+    iterator._tasks_outstanding = sum(len(task) == 1 and status[task[0]] for task in iterator._task_info.values())
+    del iterator._try_put_index

@@ -237,7 +237,8 @@ class NodeStage:
 
     def stats(self) -> StageStats:
         engine = self.running()
-        return engine.stats() if engine is not None else self.counters.reading(0, self.window)
+        stats = engine.stats() if engine is not None else self.counters.reading(0, self.window)
+        return replace(stats, held_s=0.0)  # no `order` changes that
 
 
 def end_engines(root: BaseNode[Any]) -> None:

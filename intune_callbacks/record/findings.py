@@ -95,6 +95,7 @@ def _evidence(summary: Report) -> Evidence:
         tried=_tried(summary.decisions),
         vetoes=tuple(veto for decision in summary.decisions[-LAST_DECISIONS:] for veto in decision["vetoes"]),
         first={row.name: row.first for row in summary.stages if row.first is not None},
+        order=summary.settings.get("order", {}).get("value", "same"),
     )
 
 

@@ -54,7 +54,7 @@ class Fit(TunedFit):
                 loader,
                 max_workers=config.max_workers,
                 workers_kind=config.workers_kind,
-                order=config.order,
+                order=self._order(),
                 live=config.mode == "tune",
             ),
         )
@@ -63,6 +63,12 @@ class Fit(TunedFit):
         self.hints: tuple[Hint, ...] = ()
         self._no_wait: str | None = None
         self._outer_error: BaseException | None = None
+
+    def _order(self) -> str:
+        # What comes first decides what an epoch that is cut short gets, and what is paired with what.
+        limit = getattr(self.trainer, "limit_train_batches", 1.0)
+        is_whole = isinstance(limit, float) and limit >= 1.0
+        return self.config.order if is_whole and not self.loaders.are_paired else "same"
 
     def attach(self) -> None:
         """Hook in, before Lightning asks for its loaders."""

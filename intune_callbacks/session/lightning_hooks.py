@@ -73,6 +73,9 @@ class TrainLoaders:
     Args:
         fit_loop: ``trainer.fit_loop``.
         find: returns what can be tuned in one loader (``.pipeline`` and ``.why``).
+
+    Attributes:
+        are_paired: a step gets a batch of each of several loaders.
     """
 
     def __init__(self, fit_loop: Any, find: Callable[[Any], Found]) -> None:
@@ -82,6 +85,7 @@ class TrainLoaders:
         self._loaders: list[Any] = []
         self._ours: list[Callable[[], Any]] = []  # weak: an old epoch's workers end when Lightning lets it go
         self._unreachable: str | None = None
+        self.are_paired = False
 
     def attach(self, requested: Callable[[Any], None]) -> None:
         """Call `requested` with each loader the moment Lightning asks for it: before the first ``iter()``."""
@@ -92,7 +96,9 @@ class TrainLoaders:
 
         def dataloader() -> Any:
             loaders = stock()
-            for leaf in leaves(loaders):
+            found = list(leaves(loaders))
+            self.are_paired = len(found) > 1
+            for leaf in found:
                 requested(leaf)
             return loaders
 
@@ -132,7 +138,7 @@ class TrainLoaders:
         self._unreachable = None
         changed = not _same(loaders, self._loaders)
         if changed:
-            self._loaders = list(loaders)
+            self._loaders, self.are_paired = list(loaders), len(loaders) > 1
         for place, (loader, iterator) in enumerate(zip(loaders, iterators, strict=True)):
             pipeline = self._of(loader).pipeline
             if pipeline is not None:

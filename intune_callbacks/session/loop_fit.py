@@ -276,7 +276,8 @@ class Fit(TunedFit):
                 loader,
                 max_workers=config.max_workers,
                 workers_kind=config.workers_kind,
-                order=config.order,
+                # Several loaders feed the same steps: their batches are paired.
+                order=config.order if len(self._loaders) == 1 else "same",
                 live=config.mode == "tune",
                 wait=False,
             )
