@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,23 @@ def test_an_error_of_a_transformation_is_the_users() -> None:
     pipeline: Any = find(read(breaks_at=7, threads=2)).pipeline
     pipeline.resize({"read": 4})
     assert until(pipeline.dataset) == until(read(breaks_at=7))
+
+
+def test_where_no_more_threads_are_to_be_had_the_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [int(row[0]) for row in read()]
+    pipeline: Any = find(read(threads=2)).pipeline
+    iterator = iter(pipeline.dataset)
+    seen = [int(next(iterator)[0]) for _ in range(4)]
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    pipeline.resize({"read": 9})
+    seen += [int(row[0]) for row in iterator]
+    assert seen == expected
+    assert "can't start new thread" in pipeline.why_not
+    assert {stage.name: stage.current for stage in pipeline.stages()} == {"read": 2, "read.window": 4}
 
 
 def test_a_version_without_its_setters_is_left_as_it_is() -> None:

@@ -184,9 +184,9 @@ class _LiveIterator(grain.DatasetIterator):  # type: ignore[misc]
         if self._reader is not None and self._set != (pipeline.threads, pipeline.buffer):
             try:
                 self._apply(pipeline.threads, pipeline.buffer)
-            except Exception as error:  # another version of Grain: the training goes on with what there is
+            except Exception as error:  # no thread is to be had, or another version of Grain: what runs goes on
                 pipeline.why_not = f"{type(error).__name__}: {error}"
-                self._set = pipeline.threads, pipeline.buffer
+                pipeline.threads, pipeline.buffer = self._set
         if pipeline.is_released and self._timed is not None:
             self._reader._map_parent, self._timed = self._timed.stock, None
         element = next(self._parent)
@@ -198,6 +198,8 @@ class _LiveIterator(grain.DatasetIterator):  # type: ignore[misc]
         if not reader._lock.acquire(timeout=LOCK_S):
             return
         try:
+            if threads > self._set[0]:
+                _start(threads)  # Grain starts them one by one, as it reads, and would fail then
             reader._set_prefetch_buffer_size(buffer)
             if threads != self._set[0]:
                 reader._set_num_threads(threads)
@@ -212,9 +214,13 @@ class _LiveIterator(grain.DatasetIterator):  # type: ignore[misc]
         getitem = importlib.import_module(type(reader).__module__)._getitem
         first = reader._next_buffered_index - len(waiting)
         for place, future in enumerate(tuple(waiting)):
-            if future.cancel():
+            if not (future.running() or future.done()):
                 work = functools.partial(getitem, reader._stats, reader._map_parent)
-                waiting[place] = reader._executor.submit(work, first + place)
+                again = reader._executor.submit(work, first + place)
+                if future.cancel():
+                    waiting[place] = again
+                else:
+                    again.cancel()
 
     def get_state(self) -> Any:
         return self._parent.get_state()
@@ -224,6 +230,16 @@ class _LiveIterator(grain.DatasetIterator):  # type: ignore[misc]
 
     def __str__(self) -> str:
         return str(self._parent)
+
+
+def _start(threads: int) -> None:
+    """Start so many threads and end them again; raises RuntimeError where the machine has fewer."""
+    leave = threading.Event()
+    try:
+        for _ in range(threads):
+            threading.Thread(target=leave.wait, daemon=True).start()
+    finally:
+        leave.set()
 
 
 class _Timed:
