@@ -58,16 +58,13 @@ class Tuner:
             config.policy, fine_tune=config.fine_tune, memory_limit=config.memory_soft_limit
         )
         self._probe = probe if probe is not None else MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
-        self._guard = Guard(config)
+        self._guard, self._window, self._before_after = Guard(config), Window(), BeforeAfter()
         self._freed = Freed(self._clock.wall)
         self._net = Net(config.decide_every_s if config.mode == "tune" else 0.0)
-        self._window = Window()
-        self._before_after = BeforeAfter()
         self._stages: tuple[Stage, ...] = ()
         self._carried: Allocation = {}
         self._past: list[dict[str, Any]] = []
-        self._pace = Pace(config)
-        self._round = NO_ROUND
+        self._pace, self._round = Pace(config), NO_ROUND
 
     @property
     def is_warm(self) -> bool:
@@ -277,8 +274,7 @@ class Tuner:
         if not wanted or self.config.mode != "tune":
             return
         now = Observation(0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, stages, {}, self._probe.read())
-        missing = changes(self._guard.check(wanted, now).allocation, now.allocation)
-        if missing:
+        if missing := changes(self._guard.check(wanted, now).allocation, now.allocation):
             self._net.changed(now.allocation | self._pipeline.resize(missing))
             self._read_stages()
 

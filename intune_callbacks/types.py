@@ -55,8 +55,7 @@ class Stage:
         window_of: for a window, the name of the worker stage whose finished results it bounds.
         when: a change acts ``now``, between two batches, or with the next ``epoch``, or is the ``user``'s to make.
         knob: how the user writes the value, ``DataLoader(num_workers={})``; of a window one more argument, per worker
-            (``prefetch_factor={}``) or in all (``max_queue_size={total}``). What follows a ``#`` is a remark or, alone,
-            says who wrote it. Empty where no way.
+            (``prefetch_factor={}``) or in all (``={total}``). Behind a ``#``: a remark or, alone, who wrote it.
         startup_s: seconds the training loop waits for each worker at each epoch's start; 0 where it waits for none.
         delivering: workers that deliver, where they own shards: none that ended without a batch; None while unknown.
     """
@@ -148,11 +147,8 @@ class Pipeline(Protocol):
     """
 
     def stages(self) -> tuple[Stage, ...]: ...
-
     def stats(self) -> PipelineStats: ...
-
     def resize(self, allocation: Mapping[str, int]) -> Allocation: ...
-
     def close(self) -> None: ...
 
 
@@ -301,5 +297,4 @@ class Policy(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]: ...
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

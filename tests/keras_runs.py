@@ -20,7 +20,7 @@ import numpy as np
 from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
 from intune_callbacks.keras import InTuneCallback
-from intune_callbacks.session import keras_fit
+from intune_callbacks.session import fit
 from intune_callbacks.tuner import Tuner
 
 ROWS, BATCH = 96, 4
@@ -205,12 +205,12 @@ def exact(make_data: Callable[[], Any], workers_kind: str | None = None, **optio
     """The same training without us and with random changes all the time."""
     plain = trained(make_data, [InTuneCallback(mode="off"), Settles()], **options)
     RestlessTuner.made.clear()
-    tuner, keras_fit.Tuner = keras_fit.Tuner, RestlessTuner  # type: ignore[misc, assignment]
+    tuner, fit.Tuner = fit.Tuner, RestlessTuner  # type: ignore[misc, assignment]
     try:
         callback = InTuneCallback(show_card=False, max_workers=6, decide_every_s=0.0, workers_kind=workers_kind)
         tuned = trained(make_data, [callback], **options)
     finally:
-        keras_fit.Tuner = tuner  # type: ignore[misc]
+        fit.Tuner = tuner  # type: ignore[misc]
     made = RestlessTuner.made[0]
     return {
         "plain": plain,

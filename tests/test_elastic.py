@@ -297,7 +297,7 @@ def test_without_workers_nothing_is_pulled_ahead_or_past_the_end() -> None:
     for number in range(1, 6):
         stage.prime()
         assert plain(next(stage)) == number - 1 and len(taken) == number
-    assert not stage._exhausted
+    assert not stage._line.exhausted
     assert next(stage, None) is None and next(stage, None) is None
     assert stage.stats().items == 5 and stage.close()
 

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from intune_callbacks import later, live  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
-from intune_callbacks.session import lightning_fit  # noqa: E402
 
 # Torch warns of more workers than CPUs.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -161,7 +160,7 @@ def test_a_fit_under_lightning(persistent: bool, monkeypatch: pytest.MonkeyPatch
         return model.seen
 
     stock = losses()
-    monkeypatch.setattr(lightning_fit, "Tuner", runs.RestlessTuner)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", runs.RestlessTuner)
     runs.RestlessTuner.made.clear()
     assert losses(InTuneCallback(decide_every_s=0.0, show_card=False)) == stock
     (tuner,) = runs.RestlessTuner.made

@@ -19,7 +19,6 @@ from keras_runs import BATCH, EAGER, RestlessTuner, first_column, loader, rows
 from unchanged import MODES, Census, allocations, beyond
 
 from intune_callbacks.keras import InTuneCallback
-from intune_callbacks.session import keras_fit
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("Keras is on another backend", allow_module_level=True)
@@ -121,7 +120,7 @@ class Raising(RestlessTuner):
 
 def test_tune_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above can fail: under a tuner that changes something there are native threads of ours."""
-    monkeypatch.setattr(keras_fit, "Tuner", Raising)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", Raising)
     fit(DATA["fixed"]())
     off = fit(DATA["fixed"]())
     ours = fit(DATA["fixed"](), InTuneCallback(**EAGER))

@@ -507,7 +507,7 @@ def test_nothing_outlives_the_fit(make: Any, namespace: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_a_dataloader_works_in_threads_when_asked_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lightning_fit, "Tuner", runs.RestlessTuner)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", runs.RestlessTuner)
     spy = Spy(LIGHTNING)
     callback = InTuneCallback(workers_kind=kind, show_card=False, **EAGER)
     runs.make_trainer(LIGHTNING, callback, spy).fit(runs.make_model(LIGHTNING), runs.shuffled())

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
-from intune_callbacks.session import lightning_fit
+from intune_callbacks.session import fit
 from intune_callbacks.lightning import InTuneCallback
 
 out = Path(sys.argv[1])
@@ -46,8 +46,8 @@ class Data(LightningDataModule):
 
 
 ranks = []
-probe = lightning_fit.MachineProbe
-lightning_fit.MachineProbe = lambda **given: ranks.append(given["local_ranks"]) or probe(**given)
+probe = fit.MachineProbe
+fit.MachineProbe = lambda **given: ranks.append(given["local_ranks"]) or probe(**given)
 for mode in ("off", "tune"):
     torch.manual_seed(0)
     model = Model()

@@ -21,7 +21,7 @@ EACH: dict[str, Any] = {"decide_every_s": 0.0}
 
 @pytest.fixture(autouse=True)
 def restless(monkeypatch: pytest.MonkeyPatch) -> list[runs.RestlessTuner]:
-    monkeypatch.setattr(lightning_fit, "Tuner", runs.RestlessTuner)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", runs.RestlessTuner)
     runs.RestlessTuner.made.clear()
     return runs.RestlessTuner.made
 

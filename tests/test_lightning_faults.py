@@ -17,7 +17,7 @@ import torchdata.nodes as nodes
 
 from intune_callbacks import WorkerDied
 from intune_callbacks.lightning import InTuneCallback
-from intune_callbacks.session import lightning_fit
+from intune_callbacks.session import fit, lightning_fit
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 LIGHTNING = runs.NAMESPACES["lightning.pytorch"]
@@ -67,7 +67,8 @@ def test_an_error_of_ours_freezes_the_tuner_and_training_goes_on(
     where: str, nth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, method = where.split(".")
-    stock = getattr(getattr(lightning_fit, name), method)
+    owner = getattr(lightning_fit if hasattr(lightning_fit, name) else fit, name)
+    stock = getattr(owner, method)
     calls = []
 
     def breaks(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +77,7 @@ def test_an_error_of_ours_freezes_the_tuner_and_training_goes_on(
             raise Planted("planted")
         return stock(*args, **kwargs)
 
-    monkeypatch.setattr(getattr(lightning_fit, name), method, breaks)
+    monkeypatch.setattr(owner, method, breaks)
     callback = InTuneCallback(**EAGER)
     with pytest.warns(RuntimeWarning, match="planted") as caught:
         seen = trained(callback)

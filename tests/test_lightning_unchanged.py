@@ -15,7 +15,6 @@ from unchanged import MODES, Census, allocations, beyond, settled
 from intune_callbacks.lightning import InTuneCallback
 from intune_callbacks.pipelines import torch_engine, torchdata_nodes
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
-from intune_callbacks.session import lightning_fit
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2, "cpus": 8.0}
@@ -96,7 +95,7 @@ def test_nothing_is_changed(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", ["map, 2 workers", "nodes"])
 def test_tune_would_be_noticed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above can fail: under a tuner that changes something there are threads, or processes, of ours."""
-    monkeypatch.setattr(lightning_fit, "Tuner", runs.RestlessTuner)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", runs.RestlessTuner)
     fit(LOADERS[kind])
     off = fit(LOADERS[kind])
     callback = InTuneCallback(run_dir=str(tmp_path), show_card=False, policy="model-jump", **EAGER)

@@ -117,7 +117,7 @@ def trained(loader: Any, stop: int | None = None) -> list[Any]:
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> type[Restless]:
     """Have every number set anew at every look."""
-    monkeypatch.setattr("intune_callbacks.session.loop_fit.Tuner", Restless)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", Restless)
     monkeypatch.setattr(Restless, "resizes", 0)
     return Restless
 

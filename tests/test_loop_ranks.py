@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 from intune_callbacks import live
-from intune_callbacks.session import loop_fit
+from intune_callbacks.session import fit
 
 sys.path.insert(0, sys.argv[3])
 from restless import Restless
-loop_fit.Tuner = Restless
+fit.Tuner = Restless
 
 class Slow(Dataset):
     def __len__(self):

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noq
 from intune_callbacks import live  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.session import lightning_fit, loop_fit  # noqa: E402
 from intune_callbacks.types import Clock  # noqa: E402
 
 
@@ -120,8 +119,7 @@ def test_a_narrower_window_loses_nothing_of_workers_that_go_on(order: str, relea
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Arguments with which every look changes the numbers."""
-    for module in (lightning_fit, loop_fit):
-        monkeypatch.setattr(module, "Tuner", Restless)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", Restless)
     looks = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 1, "cpus": 8, "trainer_cpus": 0}
     return {"order": "any", "show_card": False, **looks}
 

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.session import lightning_fit  # noqa: E402
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -145,7 +144,7 @@ quiet = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning
 def test_a_fit_under_lightning(name: str, persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"num_workers": 1, "persistent_workers": persistent}
     stock = losses(PATTERNS[name], **options)[:2]
-    monkeypatch.setattr(lightning_fit, "Tuner", runs.RestlessTuner)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", runs.RestlessTuner)
     runs.RestlessTuner.made.clear()
     callback = InTuneCallback(decide_every_s=0.0)
     assert losses(PATTERNS[name], callback, **options)[:2] == stock

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.session import lightning_fit  # noqa: E402
 
 # What the packages warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -166,7 +165,7 @@ def test_a_fit_under_lightning(package: Make, persistent: bool, monkeypatch: pyt
         return model.seen
 
     stock = fit()
-    monkeypatch.setattr(lightning_fit, "Tuner", runs.RestlessTuner)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", runs.RestlessTuner)
     runs.RestlessTuner.made.clear()
     assert fit(InTuneCallback(decide_every_s=0.0)) == stock
     (tuner,) = runs.RestlessTuner.made

@@ -82,7 +82,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> type[Restless]:
     """Have every number set anew at every look."""
-    monkeypatch.setattr("intune_callbacks.session.loop_fit.Tuner", Restless)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", Restless)
     monkeypatch.setattr(Restless, "resizes", 0)
     monkeypatch.setattr(Restless, "restored", 0)
     return Restless

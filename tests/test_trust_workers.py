@@ -21,7 +21,7 @@ import pytest
 
 from intune_callbacks import WorkerDied
 from intune_callbacks.measure.freed import Freed
-from intune_callbacks.pipelines import elastic, wire, worker_cost, workers
+from intune_callbacks.pipelines import elastic_threads, wire, worker_cost, workers
 from intune_callbacks.pipelines.counters import Counters, nbytes
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
@@ -246,7 +246,7 @@ def test_a_look_at_the_memory_of_workers_is_not_waited_for(monkeypatch: pytest.M
 
 
 def test_a_hanging_thread_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "JOIN_S", 0.5)
+    monkeypatch.setattr(elastic_threads, "JOIN_S", 0.5)
     go_on = threading.Event()
     stage = ElasticMap(iter(range(4)), lambda i: go_on.wait(20.0), workers=1, window=2)
     begin_s = time.monotonic()
@@ -364,7 +364,7 @@ def test_the_collector_may_end_a_stage_in_one_of_its_own_workers() -> None:
     gc.disable()
     try:
         owner = Owner()
-        threads, name = list(owner.stage._threads), owner.stage.name
+        threads, name = list(owner.stage._threads.threads), owner.stage.name
         assert name == "map"
         del owner
         gone.set()

@@ -100,7 +100,7 @@ def test_those_that_cannot_compute_leave_first(fewer: int, stage_of: Any, tmp_pa
     stage.resize(fewer)
     seen = [next(stage) for _ in range(200)]
     assert eventually(lambda: stage.pool.idle == 6 - fewer)
-    assert stage._starting == max(0, fewer - 2) and stage.pool.starting == 4
+    assert stage._threads.starting == max(0, fewer - 2) and stage.pool.starting == 4
     seen += [next(stage) for _ in range(20)]
     (tmp_path / "gate").touch()
     stage.resize(6, 12)  # they are there already
@@ -131,9 +131,9 @@ def test_a_consumer_waits_for_the_first_one_that_can_compute(feed: bool, stage_o
 def test_nobody_computes_before_the_first_one_has_told(stage_of: Any, tmp_path: Path) -> None:
     stage = stage_of(3, last=0, items=30, feed=True)
     stage.prime()
-    assert eventually(lambda: len(stage._inbox) == 6)
+    assert eventually(lambda: len(stage._line.inbox) == 6)
     time.sleep(0.3)  # for one that would not wait
-    assert len(stage._inbox) == 6
+    assert len(stage._line.inbox) == 6
     (tmp_path / "gate").touch()
     assert {told for _, _, told in stage} == {1000}
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
-from intune_callbacks.measure.advice import PERSISTENT, PROCESSES, PYDATASET, to_set
+from intune_callbacks.measure import other_causes
+from intune_callbacks.measure.advice import PROCESSES, PYDATASET, to_set
 from intune_callbacks.measure.evidence import NONE, Cause, Evidence
 from intune_callbacks.measure.measured import Measured
+from intune_callbacks.measure.other_causes import entries, if_it_pays
 from intune_callbacks.measure.predict import (
     LEAST_GAIN,
-    OWN_PROCESSES,
     WAITS,
     Advice,
     advise,
@@ -32,14 +32,10 @@ LEAST_READ_S = 0.0002
 """No read from a disk or a network is shorter: such a wait is for a CPU."""
 IDLE = 0.4
 """Workers that are busy for less than this share have too little to do. A choice: less than half, with a margin."""
-LEAST_S = 1e-6
-"""No batch is sooner there."""
 ONE_CPU = (0.85, 1.1)
 """CPUs that threads use together where the GIL lets one run at a time. A choice: one, as exactly as windows show it."""
 BROUGHT_NOTHING = 1.03
 """Factor below which more workers brought nothing. A choice: windows differ by as much."""
-MUCH_WAIT = 0.2
-"""From this share of data wait on a run is input-bound, see `measure.verdict`: a shuffle buffer is filled meanwhile."""
 MEANWHILE = "; a worker makes the next one meanwhile"
 LEFT_ALONE = (
     "; it is left alone, for the dataset may need the training process: if it does not, write {}, or give "
@@ -48,8 +44,6 @@ LEFT_ALONE = (
 THREADS = {"ParallelMapper(": "method='process'", PYDATASET: PROCESSES}
 """How the knobs of stages begin whose workers may be threads, and how the user writes processes there."""
 FOLLOWS_WORKERS = "order follows the workers"
-LIMIT_OF_MEMORY = ("soft limit", "memory alarm")
-"""Words of the guard's vetoes that are about memory."""
 
 
 def causes(seen: Measured | None, known: Evidence = NONE) -> tuple[Cause, ...]:
@@ -66,13 +60,12 @@ def causes(seen: Measured | None, known: Evidence = NONE) -> tuple[Cause, ...]:
     if any(FOLLOWS_WORKERS in stage.knob and not known.hint("order", stage.name) for stage in seen.workers):
         known = replace(known, hints=(*known.hints, *_owned(seen)))
     limit = _limit(seen, known) if seen.wait_frac >= WAITS else None
-    others = [_memory(seen, known), _startup(seen, known), _shuffle(seen, known), _prefetch(seen, known)]
-    others.append(_held(seen, known))
+    others = [reason(seen, known) for reason in other_causes.ALL]
     if limit is None or limit.kind != "shards":
         others.append(_shards(seen, known))
     found = sorted((cause for cause in others if cause is not None), key=lambda cause: -cause.gain)
     if limit is None and not found:
-        return (_model(seen),) if seen.wait_frac < WAITS else ()
+        return (other_causes.model(seen),) if seen.wait_frac < WAITS else ()
     first = [limit] if limit is not None else []
     return (*first, *found)
 
@@ -107,7 +100,7 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
             return None
         gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
         sentence = f"{hint.what}; {_one_after_the_other(seen)}{MEANWHILE}"
-        return _if_it_pays(Cause("loader", "", sentence, hint.line, gain))
+        return if_it_pays(Cause("loader", "", sentence, hint.line, gain))
     found = advise(seen, _most(seen, known), share=known.share)
     why = "" if found.gain >= LEAST_GAIN else "; from a worker it would not come sooner"
     if why and seen.cpus_had - seen.cpus_busy < 1.0 - CPUS_BUSY:
@@ -115,7 +108,7 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}{why or MEANWHILE}"
     if stage.when == "user" and not why:
         sentence += LEFT_ALONE.format("workers=2" if stage.knob.startswith(PYDATASET) else "num_workers")
-    return _if_it_pays(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))
+    return if_it_pays(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))
 
 
 def _one_after_the_other(seen: Measured) -> str:
@@ -215,77 +208,6 @@ def _cpus(seen: Measured) -> str:
     return f"{amount(seen.cpus)} CPU{'s' * (seen.cpus != 1.0)}"
 
 
-def _startup(seen: Measured, known: Evidence) -> Cause | None:
-    started = [s for s in seen.workers if s.startup_s > 0.0 and s.current and s.knob.startswith(OWN_PROCESSES)]
-    if not started or not seen.seam_s or not known.may_persist:
-        return None
-    persistent = tuple(stage.name for stage in started)
-    gain = promised(step_s(seen) / step_s(seen, persistent=persistent), known.share)
-    if gain < LEAST_GAIN:
-        return None
-    each_s = _seam_of_an_epoch_s(seen, known)
-    workers = sum(stage.current for stage in started)
-    frac = percent(seen.seam_s / (seen.period_s + seen.seam_s))
-    begins = f"each epoch begins with {moment(each_s)} of" if each_s else "the starts of epochs go by with"
-    keeps = f"{PERSISTENT} keeps them, where nothing changes the dataset between epochs"
-    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {keeps}"
-    return Cause("startup", persistent[0], sentence, "\n".join(to_set({}, _entries(seen, known), persistent)[0]), gain)
-
-
-def _seam_of_an_epoch_s(seen: Measured, known: Evidence) -> float:
-    if seen.epoch_batches:
-        return seen.seam_s * seen.epoch_batches
-    seam_s, epochs = known.whole.get("seam_s"), known.whole.get("epochs")
-    return seam_s / epochs if seam_s and epochs else 0.0
-
-
-def _shuffle(seen: Measured, known: Evidence) -> Cause | None:
-    hint = next((h for h in known.hints if h.kind == "shuffle"), None)
-    if hint is None:
-        return None
-    first_s = known.whole.get("first_batch_s") or 0.0
-    # While a run waits for data, what fills the buffer had to be read in any case.
-    gain = (seen.seam_s + seen.period_s) / max(seen.seam_s, seen.period_s) if seen.wait_frac < MUCH_WAIT else 1.0
-    gain = promised(gain, known.share)
-    late = first_s > WAITS * (known.whole.get("wall_s") or float("inf"))
-    if gain < LEAST_GAIN and not late:
-        return None
-    sentence = f"{hint.what}: the first batch came after {moment(first_s)}" if first_s else hint.what
-    return _if_it_pays(Cause("shuffle", hint.stage, sentence, hint.line, gain))
-
-
-def _prefetch(seen: Measured, known: Evidence) -> Cause | None:
-    """Without a buffer before the model, input and model take turns."""
-    hint = known.hint("prefetch")
-    has_one = any(stage.kind == "memory" and stage.window_of is None for stage in seen.stages)
-    if hint is None or not hint.line or has_one or not seen.workers or seen.wait_frac < WAITS:
-        return None
-    gain = promised(seen.period_s / max(seen.model_s, seen.period_s - seen.model_s), known.share)
-    return Cause("prefetch", hint.stage, hint.what, hint.line, gain) if gain >= LEAST_GAIN else None
-
-
-def _memory(seen: Measured, known: Evidence) -> Cause | None:
-    veto = next((v for v in known.vetoes if any(word in v for word in LIMIT_OF_MEMORY)), None)
-    if veto is None or seen.wait_frac < WAITS:
-        return None
-    return Cause("memory", "", f"memory holds the input back: {veto}")
-
-
-def _held(seen: Measured, known: Evidence) -> Cause | None:
-    """What is finished waits for one that is slower, because the order is kept."""
-    name, held = max(((n, rate.held_frac) for n, rate in seen.rates.items()), key=lambda one: one[1], default=("", 0.0))
-    gain = promised(seen.period_s / max(seen.model_s, seen.period_s * (1.0 - held), LEAST_S), known.share)
-    if gain < LEAST_GAIN or known.order != "same":  # where it stays all the same, it has to
-        return None
-    sentence = f"{percent(held)} of the time finished batches of {name!r} wait for a slower one before them"
-    return Cause("held", name, f"{sentence}: order='any' would not keep the order", gain=gain)
-
-
-def _model(seen: Measured) -> Cause:
-    waits = f"the training waits {percent(seen.wait_frac)} of the time for data"
-    return Cause("model", "", f"{waits}, and computes {moment(seen.model_s)} for each batch: the model is the limit")
-
-
 def _owned(seen: Measured) -> list[Hint]:
     what = "its workers own the shards of an iterable dataset: another number of them changes the samples' order"
     # What the knob says besides is why nothing stands beside these workers.
@@ -312,13 +234,5 @@ def _knows_cpu(seen: Measured, stage: Stage) -> bool:
 
 
 def _lines(seen: Measured, known: Evidence, found: Advice) -> str:
-    code, _ = to_set(found.allocation, _entries(seen, known), found.persistent)
+    code, _ = to_set(found.allocation, entries(seen, known), found.persistent)
     return "\n".join(code)
-
-
-def _entries(seen: Measured, known: Evidence) -> list[dict[str, Any]]:
-    return [asdict(stage) | {"first": known.first.get(stage.name, stage.current)} for stage in seen.stages]
-
-
-def _if_it_pays(cause: Cause) -> Cause:
-    return cause if cause.gain >= LEAST_GAIN else replace(cause, line="", gain=1.0)

@@ -261,9 +261,8 @@ class _Edit:
         wish, end = self.options.experimental_optimization, self.graph.node(self.graph.output)
         while end.op in ("OptionsDataset", STAGE_OP):
             end = self.graph.node(end.input[0])
-        fused = self.feeds_from_map(end)
         wanted = self.options.autotune.enabled is not False and wish.inject_prefetch is not False
-        if end.op in KNOBS or not wanted or fused:
+        if end.op in KNOBS or not wanted or self.feeds_from_map(end):
             return None
         node = self.end("prefetch", "PrefetchDataset")
         value = self.begin("prefetch", AUTOTUNE, None) if self.live else AUTOTUNE
@@ -277,10 +276,9 @@ class _Edit:
     def feeds_from_map(self, end: Any) -> bool:
         if end.op not in BATCHES:
             return False
-        source = self.graph.node(end.input[0])
-        while source.op == STAGE_OP:
-            source = self.graph.node(source.input[0])
-        return self.fuses(source)
+        while (end := self.graph.node(end.input[0])).op == STAGE_OP:
+            pass
+        return self.fuses(end)
 
     def fuses(self, node: Any) -> bool:
         """Return whether tf.data makes one node of a map and the batch behind it."""

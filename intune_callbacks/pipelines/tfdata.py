@@ -73,9 +73,8 @@ class DatasetPipeline:
         in_order: bool = True,
     ) -> None:
         self.dataset = self._stock = dataset
-        self._in_order = in_order
-        self._clock, self._live, self._high = clock, live, max_workers or MAX_WORKERS
-        self._key = f"{os.getpid()}/{uuid.uuid4().hex}"
+        self._live, self._in_order, self._high = live, in_order, max_workers or MAX_WORKERS
+        self._clock, self._key = clock, f"{os.getpid()}/{uuid.uuid4().hex}"
         self._native: Native | None = None
         self._awaited = self._must_begin = False
         self._stages: tuple[GraphStage, ...] = ()
@@ -87,8 +86,7 @@ class DatasetPipeline:
         self._asked: dict[str, int] = {}
         self._most: dict[str, int] = {}
         self._late: set[str] = set()
-        self._looked_s = 0.0
-        self._last_waits = SinkReading()
+        self._looked_s, self._last_waits = 0.0, SinkReading()
         self.hints: tuple[Hint, ...] = ()
         self.why = self._begin_with(wait)
 

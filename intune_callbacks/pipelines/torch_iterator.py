@@ -50,8 +50,7 @@ class LoaderIterator:
         # Batches of all epochs, and those before this one.
         self._number = self._begun = 0
         self.has_ended = self.is_behind = False
-        self._turn = threading.Lock()
-        self._is_put_off = False
+        self._turn, self._is_put_off = threading.Lock(), False
         if stock is not None:
             self._children.base_seed, self._number = stock._base_seed, stock._num_yielded
             self.has_ended = self._number > 0 and Stock(stock).is_over(engines.length())

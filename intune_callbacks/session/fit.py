@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,21 +12,31 @@ from typing import Any
 from intune_callbacks.config import sourced
 from intune_callbacks.decide.reward import worth
 from intune_callbacks.errors import warn
+from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.record.files import unwritable
 from intune_callbacks.record.findings import build_report
-from intune_callbacks.record.history import Decision
+from intune_callbacks.record.history import History
 from intune_callbacks.record.report import Report, write_report
 from intune_callbacks.record.versions import versions
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.ranks import exchange
 from intune_callbacks.session.warm_start import WarmStart, write_found
+from intune_callbacks.show.card import show
 from intune_callbacks.show.page.commands import at_the_end
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Hint, Observation, Pipeline, Stage
+from intune_callbacks.types import Clock, Hint, Observation, Pipeline, Stage
 from intune_callbacks.words import short_percent
 
-__all__ = ["TunedFit", "metrics", "stage_metrics"]
+__all__ = ["COMPILE_AFTER_S", "TunedFit", "metrics", "stage_metrics"]
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.05
+"""Steps shorter than this share one look at the counters: with cold caches a look costs some 50 us."""
+
+COMPILE_AFTER_S = 10.0
+"""A shorter training is not to notice the compiler of the tf.data operations: it begins at its end (ADR 0020)."""
 
 
 class TunedFit:
@@ -56,14 +68,38 @@ class TunedFit:
         self.tuner: Tuner | None = None
         self.waited: str | None = None
         self.warm = WarmStart(settings.warm_start, rank, world)
+        self.now = Clock().wall
+        self._next_look_s = 0.0
         self._batch_size = 0
         self._is_reached = False
         self._reach_since = 0
 
-    def turn(
-        self, totals: StepTotals, samples: int, batch_size: int, exposed_wait_s: float | None = None
-    ) -> Decision | None:
-        """Give the tuner its turn; as soon as the batch size is known, start from another run if that fits.
+    def begin(self, pipeline: Pipeline, local_ranks: int) -> Tuner:
+        """Make the tuner and return it.
+
+        Args:
+            pipeline: what to tune.
+            local_ranks: processes that share this node's CPUs.
+        """
+        config = self.config
+        self.tuner = Tuner(
+            pipeline,
+            config,
+            probe=MachineProbe(local_ranks=local_ranks, trainer_cpus=config.trainer_cpus, cpus=config.cpus),
+            history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
+        )
+        return self.tuner
+
+    def is_look_due(self) -> bool:
+        """Return whether the counters are to be looked at after this step; if so, the next look is a while away."""
+        now_s = self.now()
+        if now_s < self._next_look_s:
+            return False
+        self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
+        return True
+
+    def turn(self, totals: StepTotals, samples: int, batch_size: int, exposed_wait_s: float | None = None) -> None:
+        """Give the tuner its turn and show what it decided; as soon as the batch size is known, start from another run.
 
         Args:
             totals: the step timer's totals, at the end of a step.
@@ -77,7 +113,17 @@ class TunedFit:
             self.warm.begin(self.tuner, batch_size, versions())
         if self.tuner.is_warm:
             self.check_reach(totals.steps)
-        return self.tuner.batch(totals, samples, exposed_wait_s)
+        decision = self.tuner.batch(totals, samples, exposed_wait_s)
+        if decision is None:
+            return
+        if decision.applied:
+            log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
+        wait = short_percent(decision.observation.wait_frac)
+        self.waited = f"{wait if self.waited is None else self.waited.partition('>')[0]}>{wait}"
+        self.publish(decision.observation)
+
+    def publish(self, seen: Observation) -> None:
+        """Show a decision where the framework, if there is one, shows its figures."""
 
     def check_reach(self, steps: int) -> None:
         """Once for each set of loaders: let go what delivered none of the batches that have come.
@@ -88,12 +134,10 @@ class TunedFit:
         if self.tuner is None or self._is_reached or self.frozen is not None or steps <= self._reach_since:
             return
         self._is_reached = True
-        try:
+        with self.guarded("letting a loader go"):
             left = self.let_go()
             if left is not None:
                 self.tuner.rebind(left)
-        except Exception as error:
-            self.give_up("letting a loader go", error)
 
     def loaders_changed(self, steps: int) -> None:
         """The trainer has other loaders from now on.
@@ -107,20 +151,44 @@ class TunedFit:
         """Let each loader go whose pipeline delivered no batch, and return what is left; None if all delivered."""
         return None
 
-    def note_wait(self, seen: Observation) -> None:
-        """Bring `waited` up to date."""
-        first = self.waited.partition(">")[0] if self.waited is not None else short_percent(seen.wait_frac)
-        self.waited = f"{first}>{short_percent(seen.wait_frac)}"
-
     def give_up(self, where: str, error: BaseException) -> None:
         """Freeze the allocation where it is and say so once; training goes on."""
         if self.frozen is None:
             self.frozen = f"{type(error).__name__} in {where}: {error}"
             warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
 
+    @contextmanager
+    def guarded(self, where: str) -> Iterator[None]:
+        """An error inside freezes the allocation where it is; training goes on.
+
+        Args:
+            where: named in the warning.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.give_up(where, error)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the tuner's state for a checkpoint; empty before the first batch."""
         return {} if self.tuner is None else self.tuner.state_dict()
+
+    def conclude(self, note: str | None, show_card: bool, hints: Sequence[Hint] = (), **more: Any) -> dict[str, Any]:
+        """Make the report, print the end card, and return what `report.json` holds; empty when training never began.
+
+        Args:
+            note: why nothing can be tuned and what would change that, if so.
+            show_card: the training came to its end; False keeps the card from being printed, whatever the user asked.
+            hints: oddities of the user's pipeline that can be seen without running it.
+            more: further entries of the report, in plain JSON types.
+        """
+        with self.guarded("the report"):
+            report = self.finish(note, together=show_card, hints=hints, **more)
+            if report is not None:
+                if show_card and self.show_card and self.rank == 0:
+                    show(report, self.run_dir)
+                return report.to_json()
+        return {}
 
     def finish(
         self, note: str | None, together: bool = False, hints: Sequence[Hint] = (), **more: Any
@@ -165,7 +233,7 @@ class TunedFit:
     def _save(self, tuner: Tuner, folder: Path) -> None:
         if self.frozen is not None or not self._batch_size:
             return
-        try:
+        with self.guarded("writing found.yaml"):
             write_found(
                 folder,
                 tuner,
@@ -174,8 +242,6 @@ class TunedFit:
                 versions=versions(),
                 started_from=self.warm.used_source,
             )
-        except Exception as error:
-            self.give_up("writing found.yaml", error)
 
 
 def metrics(seen: Observation) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import logging
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
@@ -11,31 +10,20 @@ from typing import Any
 
 from intune_callbacks.decide.reward import worth
 from intune_callbacks.measure.device import CudaWait, cuda_wait
-from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found
-from intune_callbacks.record.history import History
 from intune_callbacks.session.arguments import Settings
-from intune_callbacks.session.fit import TunedFit, stage_metrics
+from intune_callbacks.session.fit import COMPILE_AFTER_S, TunedFit, stage_metrics
 from intune_callbacks.session.keras_bar import Bar, put_first
 from intune_callbacks.session.keras_hooks import Fetches, TrainData, batch_rows, from_fit
 from intune_callbacks.session.keras_source import take_over
 from intune_callbacks.session.keras_timer import LoopReading, LoopTimer
 from intune_callbacks.session.loaders import let_go
 from intune_callbacks.session.ranks import place
-from intune_callbacks.show.card import show
-from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Clock, Hint, Pipeline
 
 __all__ = ["Fit"]
-
-log = logging.getLogger(__name__)
-
-# Steps shorter than this share one look at the counters: with cold caches a look costs some 50 us.
-LOOK_EVERY_S = 0.05
-# A fit shorter than this is not to notice the compiler of the tf.data operations: it begins at its end (ADR 0020).
-COMPILE_AFTER_S = 10.0
 
 
 class Fit(TunedFit):
@@ -50,9 +38,8 @@ class Fit(TunedFit):
     """
 
     def __init__(self, settings: Settings) -> None:
-        rank, world, local_ranks = place()
+        rank, world, self._local_ranks = place()
         super().__init__(settings, rank, world)
-        config = settings.config
         self.data: TrainData | None = None
         self.pipeline: Pipeline = Combined({})
         self.why = ""
@@ -60,7 +47,6 @@ class Fit(TunedFit):
         self.report: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
         self._source: weakref.ref[Any] | None = None
-        self._probe = MachineProbe(local_ranks=local_ranks, trainer_cpus=config.trainer_cpus, cpus=config.cpus)
         self._clock = Clock()
         self._sink: Any = None
         self._from_python = False
@@ -70,7 +56,6 @@ class Fit(TunedFit):
         self._fetches = Fetches(self._clock, self._before_fetch, self._after_fetch)
         self._timer = LoopTimer(self._read, self._clock)
         self._begun = 0
-        self._next_look_s = 0.0
         self._samples = 0
         self._epoch = StepTotals()
         self._epoch_steps = self._epoch_samples = 0
@@ -94,22 +79,15 @@ class Fit(TunedFit):
         if iterator is None:
             self.why = "this version of Keras keeps its data where InTune does not find it; nothing is tuned"
         else:
-            try:
+            with self.guarded("the first look at the training data"):
                 self.data = TrainData(iterator)
                 self._attach(self.data)
-            except Exception as error:
-                self.give_up("the first look at the training data", error)
             # `on_train_end` is not called after an exception; then this fit ends with its iterator, or with Python.
             self._finalizer = weakref.finalize(iterator, _abandoned, self)
-        self.tuner = Tuner(
-            self.pipeline,
-            self.config,
-            probe=self._probe,
-            history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
-        )
+        tuner = self.begin(self.pipeline, self._local_ranks)
         if last is not None and last._state and self._source is not None and last._source == self._source:
             self.warm.leave("this callback has trained on the same data before, and goes on with what it found")
-            self.tuner.load_state_dict(last._state)
+            tuner.load_state_dict(last._state)
 
     def let_go(self) -> Pipeline | None:
         data, found = self.data, Found(self.pipeline, self.why, self.hints)  # type: ignore[arg-type]
@@ -140,10 +118,8 @@ class Fit(TunedFit):
         self._begun += 1
         if self.tuner is None or self.frozen is not None or self._begun < 2:
             return
-        now_s = self._clock.wall()
-        if now_s < self._next_look_s and not self._timer.is_starting:
+        if not self.is_look_due() and not self._timer.is_starting:
             return
-        self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
         # The first step compiles the model and starts the pipeline: it is no example of what follows.
         self._timer.resume()
         totals = self._timer.read()
@@ -153,11 +129,7 @@ class Fit(TunedFit):
         self._samples += samples
         exposed_wait_s = None if self._cuda is None else self._cuda.read()
         batch_size = round(self._timer.samples / totals.steps) if totals.steps else 0
-        decision = self.turn(totals, samples, batch_size, exposed_wait_s)
-        if decision is not None:
-            if decision.applied:
-                log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
-            self.note_wait(decision.observation)
+        self.turn(totals, samples, batch_size, exposed_wait_s)
         self._bar.show(self.waited)
 
     def pause(self) -> None:
@@ -170,7 +142,8 @@ class Fit(TunedFit):
         steps, samples = totals.steps - untimed, self._timer.samples - untimed_samples
         wait_s = totals.wait_s - self._epoch.wait_s
         active_s = wait_s + totals.model_s - self._epoch.model_s
-        resources, stages, counters = self._probe.read(), self.pipeline.stages(), self.pipeline.stats().stages
+        assert self.tuner is not None
+        (stages, resources), counters = self.tuner.setting(), self.pipeline.stats().stages
         logged = {"intune/rss_frac": _ratio(resources.memory_used_bytes, resources.memory_limit_bytes)}
         if self._read().delivered:  # where no batch is ever seen, nothing is known
             logged["intune/throughput_samples_per_s"] = _ratio(samples - self._epoch_samples, active_s)
@@ -200,22 +173,15 @@ class Fit(TunedFit):
         if self._finalizer is not None:
             self._finalizer.detach()
         for end in self._ends():
-            try:
+            with self.guarded("the end of the fit"):
                 end()
-            except Exception as error:
-                self.give_up("the end of the fit", error)
-        try:
+        with self.guarded("the end of the fit"):
             if self._sink is not None and self.data is not None and self.data.own:  # known at the end only
                 self.why, self.hints = self._sink.why, self._sink.hints
             self._state = self.state_dict()
             if self.tuner is not None:  # it has not heard of the last steps
                 self.tuner.end(self._timer.read(), self._timer.samples - self._samples)
-            report = self.finish(self._note(), together=show_card, hints=self.hints, pipeline=self.why or None)
-            self.report = {} if report is None else report.to_json()
-            if report is not None and show_card and self.show_card and self.rank == 0:
-                show(report, self.run_dir)
-        except Exception as error:
-            self.give_up("the report", error)
+        self.report = self.conclude(self._note(), show_card, self.hints, pipeline=self.why or None)
         # The callback may live on for long; what the user trained on need not.
         self.tuner, self.data, self._sink, self.pipeline = None, None, None, Combined({})
 

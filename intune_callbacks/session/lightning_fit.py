@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
@@ -10,26 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from intune_callbacks.measure.device import CudaWait, cuda_wait
-from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.wait import StepTimer
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import find
-from intune_callbacks.record.history import History
-from intune_callbacks.record.report import Report
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit, metrics
 from intune_callbacks.session.lightning_hooks import FetchHooks, TrainLoaders
 from intune_callbacks.session.samples import Samples
-from intune_callbacks.show.card import show
-from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Clock, Hint, Observation, Pipeline
 
 __all__ = ["Fit"]
-
-log = logging.getLogger(__name__)
-
-# Steps shorter than this share one look at the counters: with cold caches a look costs some 50 us.
-LOOK_EVERY_S = 0.05
 
 
 class Fit(TunedFit):
@@ -44,8 +33,7 @@ class Fit(TunedFit):
         super().__init__(settings, trainer.global_rank, int(getattr(trainer, "world_size", 1)))
         self.trainer, config = trainer, settings.config
         self.timer = StepTimer(Clock())
-        self._now = Clock().wall
-        self._next_look_s, self._unseen, self._batch_samples = 0.0, 0, 0
+        self._unseen = self._batch_samples = 0
         self._samples = Samples()
         self.cuda: CudaWait | None = None
         self.loaders = TrainLoaders(
@@ -80,27 +68,17 @@ class Fit(TunedFit):
         """Take over the iterators Lightning has just made and begin to measure."""
         pipeline = Combined({})
         if self._no_wait is None and self.frozen is None:
-            try:
+            with self.guarded("the first look at the running loaders"):
                 self.loaders.refresh()
                 self._samples = Samples(self.loaders.batch_size())
                 self.why, self.hints = self.loaders.why(), self.loaders.hints()
                 pipeline = self.loaders.pipeline()
-            except Exception as error:
-                self.give_up("the first look at the running loaders", error)
         if self.trainer.strategy.root_device.type == "cuda":
             self.cuda = cuda_wait()
-        config = self.config
-        self.tuner = Tuner(
-            pipeline,
-            config,
-            probe=MachineProbe(
-                local_ranks=_local_ranks(self.trainer), trainer_cpus=config.trainer_cpus, cpus=config.cpus
-            ),
-            history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
-        )
+        tuner = self.begin(pipeline, _local_ranks(self.trainer))
         if restored:
             self.warm.leave("a checkpoint was resumed, and its state goes first")
-            self.tuner.load_state_dict(restored)
+            tuner.load_state_dict(restored)
 
     def batch(self, batch: Any) -> None:
         """Give the tuner its turn: the step is over, the next batch not asked for yet."""
@@ -108,19 +86,13 @@ class Fit(TunedFit):
             return
         self._batch_samples = self._samples.count(batch)
         self._unseen += self._batch_samples
-        now_s = self._now()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
+        if self.is_look_due():
             self._look()
 
     def _look(self) -> None:
         exposed_wait_s = None if self.cuda is None else self.cuda.read()
         samples, self._unseen = self._unseen, 0
-        decision = self.turn(self.timer.read(), samples, self._batch_samples, exposed_wait_s)
-        if decision is not None:
-            if decision.applied:
-                log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
-            self._publish(decision.observation)
+        self.turn(self.timer.read(), samples, self._batch_samples, exposed_wait_s)
 
     def let_go(self) -> Pipeline | None:
         if not self.loaders.let_go():
@@ -153,30 +125,19 @@ class Fit(TunedFit):
         Args:
             show_card: False, after an error, keeps the end card from being printed, whatever the user asked for.
         """
-        report: Report | None = None
         for end in (self._check_last, self.hooks.detach, self.loaders.detach, self.loaders.close):
-            try:
+            with self.guarded("the end of the fit"):
                 end()
-            except Exception as error:
-                self.give_up("the end of the fit", error)
-        try:
-            note = "; ".join([self._no_wait] if self._no_wait is not None else self.why)
-            report = self.finish(note, together=show_card, hints=self.hints)
-            if report is not None and show_card and self.show_card and self.trainer.is_global_zero:
-                show(report, self.run_dir)
-        except Exception as error:
-            self.give_up("the report", error)
-        return {} if report is None else report.to_json()
+        note = "; ".join([self._no_wait] if self._no_wait is not None else self.why)
+        return self.conclude(note, show_card, self.hints)
 
     def _check_last(self) -> None:
         self.check_reach(self.timer.read().steps)
 
     def _requested(self, loader: Any) -> None:
         if self.frozen is None:
-            try:
+            with self.guarded("the first look at a train loader"):
                 self.loaders.prepare(loader)
-            except Exception as error:
-                self.give_up("the first look at a train loader", error)
 
     def _before_fetch(self) -> None:
         if self.tuner is None or self.frozen is not None:
@@ -204,9 +165,8 @@ class Fit(TunedFit):
         if self.cuda is not None:
             self.cuda.fetch_end()
 
-    def _publish(self, seen: Observation) -> None:
+    def publish(self, seen: Observation) -> None:
         trainer = self.trainer
-        self.note_wait(seen)
         # A string: self.log() takes numbers only, and would cost something at each step.
         trainer.progress_bar_metrics["in"] = self.waited
         step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)

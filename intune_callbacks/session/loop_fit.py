@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -12,30 +11,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from intune_callbacks.measure.device import CudaWait, cuda_wait
-from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.wait import StepTimer, StepTotals
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found, find
-from intune_callbacks.record.history import History
 from intune_callbacks.session.arguments import Settings
-from intune_callbacks.session.fit import TunedFit
+from intune_callbacks.session.fit import COMPILE_AFTER_S, TunedFit
 from intune_callbacks.session.loaders import hints_of, length_of, let_go, pipeline_of, reasons_of
 from intune_callbacks.session.loop_fetches import Fetches
 from intune_callbacks.session.ranks import place as place_of
 from intune_callbacks.session.samples import Samples, batch_size_of
-from intune_callbacks.show.card import show
-from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Clock, Observation, Pipeline
+from intune_callbacks.types import Clock, Pipeline
 
 __all__ = ["Fit"]
-
-log = logging.getLogger(__name__)
-
-# Steps shorter than this share one look at the counters.
-LOOK_EVERY_S = 0.05
-
-# A loop shorter than this is not to notice the compiler of the tf.data operations: it begins at its end.
-COMPILE_AFTER_S = 10.0
 
 # The model has run once, so it has told where: looked for CUDA only then.
 MEET_CUDA_AT = 2
@@ -59,7 +46,6 @@ class Fit(TunedFit):
     def __init__(self, settings: Settings, loaders: Sequence[Any]) -> None:
         rank, world, local_ranks = place_of()
         super().__init__(settings, rank, world)
-        config = settings.config
         self.report: dict[str, Any] = {}
         self.batches: int | None = None
         self.is_closed = False
@@ -68,20 +54,14 @@ class Fit(TunedFit):
         self._found = [self._find(loader) for loader in self._loaders]
         self._pipeline = pipeline_of(self._by_name())
         self._timer = StepTimer(Clock())
-        self._now = Clock().wall
-        self._next_look_s, self._unseen, self._batch_samples = 0.0, 0, 0
+        self._unseen = self._batch_samples = 0
         self._samples = Samples(batch_size_of(self._loaders[0]))
         self._fetches = [0] * len(self._loaders)
         self._cuda: CudaWait | None = None
         self._running: list[object] = [None] * len(self._loaders)
         self._ended: StepTotals | None = None
         self._process, self._thread = os.getpid(), threading.get_ident()
-        self.tuner = Tuner(
-            self._pipeline,
-            config,
-            probe=MachineProbe(local_ranks=local_ranks, trainer_cpus=config.trainer_cpus, cpus=config.cpus),
-            history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
-        )
+        self.begin(self._pipeline, local_ranks)
         _open.add(self)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -97,14 +77,15 @@ class Fit(TunedFit):
             self._epoch_begin()
         pipeline: Any = self._found[place].pipeline
         if hasattr(pipeline, "late"):
-            self._begin_late(pipeline)
+            with self.guarded("the start of an epoch"):
+                # What could not be tuned before, for the tf.data operations were still being compiled.
+                if self.tuner is not None and pipeline.late():
+                    self.tuner.rebind(self._pipeline)
         # A tf.data pipeline is iterated in place of the user's dataset.
         inner = iter(getattr(pipeline, "dataset", self._loaders[place]))
         if pipeline is not None and self.frozen is None:
-            try:
+            with self.guarded("taking the loader over"):
                 inner = pipeline.adopt(inner)
-            except Exception as error:
-                self.give_up("taking the loader over", error)
         return self.timed(inner, place, owner)
 
     def timed(self, inner: Any, place: int, owner: Any) -> Iterator[Any]:
@@ -199,37 +180,25 @@ class Fit(TunedFit):
         Args:
             show_card: False keeps the end card from being printed, whatever the user asked for.
         """
-        if self.is_closed:
+        if self.is_closed or self.tuner is None:
             return
         self.is_closed = True
         _open.discard(self)
-        if self.tuner is None:
-            return
         self.pause()
-        try:
+        with self.guarded("the end of the loop"):
             # What came behind the last epoch is not the run's.
             totals = self._ended or self._timer.read()
             self.tuner.end(totals, self._unseen)
             self.check_reach(totals.steps)
             self._compile()
-        except Exception as error:
-            self.give_up("the end of the loop", error)
         for place, found in enumerate(self._found):
             if found.pipeline is None:
                 continue
-            try:
+            with self.guarded("the end of the loop"):
                 # A loop that goes on gets the rest of its batches, and its workers end with it.
                 (found.pipeline.close if self._running[place] is None else found.pipeline.release)()
-            except Exception as error:
-                self.give_up("the end of the loop", error)
-        try:
-            found_of = self._by_name()
-            report = self.finish("; ".join(reasons_of(found_of)), together=show_card, hints=hints_of(found_of))
-            self.report = {} if report is None else report.to_json()
-            if report is not None and show_card and self.show_card and self.rank == 0:
-                show(report, self.run_dir)
-        except Exception as error:
-            self.give_up("the report", error)
+        found_of = self._by_name()
+        self.report = self.conclude("; ".join(reasons_of(found_of)), show_card, hints_of(found_of))
         # The report may be held for long; what was trained on need not.
         self.tuner, self._loaders, self._found, self._pipeline = None, (), [], Combined({})
 
@@ -288,14 +257,6 @@ class Fit(TunedFit):
             self.give_up("the first look at a loader", error)
             return Found(None, f"{type(loader).__name__}: {error}")
 
-    def _begin_late(self, pipeline: Any) -> None:
-        """Tune what could not be tuned before, for the tf.data operations were still being compiled."""
-        try:
-            if self.tuner is not None and pipeline.late():
-                self.tuner.rebind(self._pipeline)
-        except Exception as error:
-            self.give_up("the start of an epoch", error)
-
     def _compile(self) -> None:
         """Have the tf.data operations compiled beside the training, if that is still to be done."""
         for found in self._found:
@@ -304,7 +265,7 @@ class Fit(TunedFit):
                 pipeline.compile()
 
     def _epoch_begin(self) -> None:
-        try:
+        with self.guarded("the start of an epoch"):
             self._ended = None
             self._timer.epoch_begin()
             self._thread = threading.get_ident()
@@ -314,15 +275,9 @@ class Fit(TunedFit):
                     # Nobody knows how many epochs: as many as there were, and this one at least.
                     batches = totals.steps + length * max(1, totals.epochs)
                 self.tuner.expect(length, batches)
-        except Exception as error:
-            self.give_up("the start of an epoch", error)
 
     def _step_over(self) -> None:
-        if self.tuner is None or self.frozen is not None or not self._fetches[0]:
-            return
-        now_s = self._now()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
+        if self.tuner is not None and self.frozen is None and self._fetches[0] and self.is_look_due():
             self._look()
 
     def _look(self) -> None:
@@ -331,24 +286,14 @@ class Fit(TunedFit):
         totals = self._timer.read()
         if totals.wall_s > COMPILE_AFTER_S:
             self._compile()
-        decision = self.turn(totals, samples, self._batch_samples, exposed_wait_s)
-        if decision is not None:
-            if decision.applied:
-                log.info("InTune: %s; %s -> %s", decision.reason, decision.before, decision.after)
-            self.note_wait(decision.observation)
-            self.publish(decision.observation)
-
-    def publish(self, seen: Observation) -> None:
-        """Show a decision where the framework, if there is one, shows its figures."""
+        self.turn(totals, samples, self._batch_samples, exposed_wait_s)
 
     def pause(self) -> None:
         """What follows, up to the next fetch, is neither data wait nor the model's time."""
-        try:
+        with self.guarded("a pause"):
             if self._unseen and self.frozen is None and self.tuner is not None:
                 self._look()
             self._timer.pause()
-        except Exception as error:
-            self.give_up("a pause", error)
 
     def _by_name(self) -> dict[str, Found]:
         return {str(place): found for place, found in enumerate(self._found)}

@@ -92,10 +92,8 @@ class Fit(loop_fit.Fit):
 
     def close(self, show_card: bool) -> None:
         while self._undo:
-            try:
+            with self.guarded("the end of the training"):
                 self._undo.pop()()
-            except Exception as error:
-                self.give_up("the end of the training", error)
         super().close(show_card)
 
     def _begin(self, found: Found) -> None:

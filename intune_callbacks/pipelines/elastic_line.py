@@ -1,0 +1,111 @@
+"""The items of a resizable stage: numbered as they are pulled, kept when finished, handed out in their order."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+from intune_callbacks.pipelines.hold import Hold
+
+__all__ = ["WAIT_S", "Line", "Raised", "Task"]
+
+# Every wait is bounded: a missed wake-up or a dead worker costs at most this long before somebody looks again.
+WAIT_S = 1.0
+
+Task = tuple[int, Any, Any]
+"""An item's number, the item, and the source's snapshot after it was pulled."""
+
+
+class Raised:
+    """An exception on its way to its item's place in the order."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Line:
+    """What the workers and the consumer of a stage share; all but `abort` is for who holds `lock`.
+
+    Args:
+        window: results finished or in progress ahead of the next one to be delivered.
+        ordered: results are handed out in the order of the source, not, within an epoch, as they are finished.
+        hold: where an epoch ends, and the source is to be looked at with care.
+
+    Attributes:
+        space: notified when a worker may find something to do.
+        ready: notified when the consumer may.
+        inbox: what was pulled for the workers and is not begun.
+        results: number -> result and snapshot.
+        claimed: places in the window that workers took before they pulled.
+        pulled: items of the source so far.
+        delivered: results handed out so far.
+        exhausted: the source has no more.
+        closed: nobody wants more.
+        ahead_since_s: wall clock, since when there has always been a result.
+    """
+
+    def __init__(self, window: int, ordered: bool, hold: Hold) -> None:
+        self.window, self.ordered, self.hold = max(1, window), ordered, hold
+        # Reentrant: the garbage collector may run `abort` in a worker that holds it.
+        self.lock = threading.RLock()
+        self.space = threading.Condition(self.lock)
+        self.ready = threading.Condition(self.lock)
+        self.inbox: deque[Task] = deque()
+        self.results: dict[int, tuple[Any, Any]] = {}
+        self.claimed = self.pulled = self.delivered = 0
+        self.exhausted = self.closed = False
+        self.ahead_since_s = 0.0
+
+    def is_over(self) -> bool:
+        """Return whether there is nothing left for a worker."""
+        return self.closed or (self.exhausted and not self.inbox)
+
+    def is_drained(self) -> bool:
+        """Return whether there is nothing left for the consumer."""
+        return self.closed or (self.exhausted and self.delivered == self.pulled)
+
+    def end(self) -> float:
+        """Return before which number all others are to be delivered."""
+        return self.delivered + 1 if self.ordered else self.hold.end(self.delivered)
+
+    def first(self) -> int:
+        """Return the number of the result to deliver next, if it is there."""
+        end = self.end()
+        return self.delivered if self.ordered else next((n for n in self.results if n < end), -1)
+
+    def put(self, number: int, value: Any, snapshot: Any, now_s: float) -> None:
+        """Keep a result until its turn.
+
+        Args:
+            number: of its item.
+            value: the result, or a `Raised`.
+            snapshot: of the source after its item.
+            now_s: wall clock.
+        """
+        if not self.results:
+            self.ahead_since_s = now_s
+        self.results[number] = (value, snapshot)
+        if not self.ordered or number == self.delivered:
+            self.ready.notify()
+
+    def fail(self, error: BaseException) -> None:
+        """End with the error of the source, behind all that was pulled."""
+        self.results[self.pulled], self.hold = (Raised(error), None), Hold(self.pulled)
+        self.pulled += 1
+        self.exhausted = True
+
+    def wake(self) -> None:
+        """Have everybody look again."""
+        self.space.notify_all()
+        self.ready.notify_all()
+
+    def abort(self) -> None:
+        """Tell everybody to stop without waiting for them: a consumer inside `next` gets StopIteration."""
+        with self.lock:
+            self.closed = True
+            self.results.clear()
+            self.inbox.clear()
+            self.wake()
