@@ -53,6 +53,7 @@ class Adapter:
         build: (items, seed) -> what is resized.
         stock: (items, seed) -> the loader whose sequence is expected.
         beside: True if a second thread may resize while the training loop fetches.
+        ordered: False where only what comes counts, and each epoch is taken to its end.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Adapter:
     build: Callable[[int, int], Subject]
     stock: Build
     beside: bool
+    ordered: bool = True
 
     def expected(self, items: int, seed: int, epochs: int) -> list[list[object]]:
         """Return what the stock loader delivers in each of the first `epochs` epochs."""
@@ -114,11 +116,12 @@ class Elastic:
         kind: ``thread`` or ``process`` workers, where the loader leaves the choice.
         high: most workers to ask for.
         late: batches delivered by the stock iterator before it is taken over in the first epoch.
+        order: ``any`` delivers batches as they are finished.
     """
 
-    def __init__(self, loader: Any, kind: str, high: int, late: int = 0) -> None:
+    def __init__(self, loader: Any, kind: str, high: int, late: int = 0, order: str = "same") -> None:
         self._loader, self._high, self._late = loader, high, late
-        found = find(loader, workers_kind=kind)
+        found = find(loader, workers_kind=kind, order=order)
         if found.pipeline is None:
             raise RuntimeError(f"nothing to resize in {type(loader).__name__}: {found.why}")
         self._live: LiveLoader = found.pipeline
