@@ -81,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(commands)
 
     build_tf = commands.add_parser("build-tf", help="compile the tf.data operations now, not beside the first fit")
-    build_tf.add_argument("--force", action="store_true", help="compile even if that has been done")
+    how = build_tf.add_mutually_exclusive_group()
+    how.add_argument("--force", action="store_true", help="compile even if that has been done")
+    how.add_argument("--ship", action="store_true", help="compile into the package, from where a wheel takes it along")
     build_tf.set_defaults(command=_build_tf)
 
     complete = commands.add_parser("complete", help="print what makes a shell complete this command")
@@ -173,7 +175,7 @@ def _pretrain(options: argparse.Namespace) -> int:
 def _build_tf(options: argparse.Namespace) -> int:
     from intune_callbacks.pipelines import tf_build
 
-    print(tf_build.build(force=options.force))
+    print(tf_build.ship() if options.ship else tf_build.build(force=options.force))
     return 0
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from keras_runs import EAGER, ROWS, make_model, rows
 
 from intune_callbacks.keras import InTuneCallback
-from intune_callbacks.pipelines import tf_build
+from intune_callbacks.pipelines import tf_build, tf_shipped
 from intune_callbacks.session import keras_fit
 
 EPOCHS = 4
@@ -56,6 +56,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Compiler(tmp_path, tf_build.build())
     monkeypatch.setenv("CXX", made.words)
     monkeypatch.setenv("INTUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tf_shipped, "FOLDER", tmp_path / "built")
     yield made
     made.finish()  # nobody is left behind who waits
 

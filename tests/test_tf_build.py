@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,13 +12,14 @@ import pytest
 
 from intune_callbacks import cli
 from intune_callbacks.errors import BuildFailed, MissingPackage
-from intune_callbacks.pipelines import tf_build
+from intune_callbacks.pipelines import tf_build, tf_shipped
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pytest.importorskip("tensorflow")
     monkeypatch.setenv("INTUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tf_shipped, "FOLDER", tmp_path / "built")
     return tmp_path / "cache"
 
 
@@ -206,3 +208,79 @@ def test_a_compiler_that_failed_beside_is_not_called_again_until_it_is_asked_for
     with pytest.raises(BuildFailed, match="exit code 3"):
         tf_build.build()
     assert not failed.exists()
+
+
+HEADERS = ("tensorflow/core/framework/dataset.h", "tensorflow/core/framework/op_kernel.h")
+
+
+@pytest.fixture
+def shipped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library in the package, and neither a compiler nor another library."""
+    version, flags = tf_build._tensorflow()
+    with monkeypatch.context() as users_own:
+        users_own.delenv("INTUNE_CACHE")
+        compiled = tf_build.build()
+    tf_shipped.FOLDER.mkdir()
+    library = tf_shipped.FOLDER / tf_shipped.name_of(version, "x86_64")
+    library.write_bytes(compiled.read_bytes())
+    include = tf_build._include(flags)
+    tf_shipped.note(library, include, [include / name for name in HEADERS], tf_build._made_from(flags))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    return library
+
+
+needs_compiler = pytest.mark.skipif(tf_build._compiler() is None, reason="no C++ compiler")
+
+
+@needs_compiler
+def test_what_a_wheel_has_brought_needs_no_compiler(shipped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tf_build.available()
+    assert tf_build.build() == tf_build.library_path() == shipped
+    assert cli.main(["build-tf"]) == 0
+    assert capsys.readouterr().out == f"{shipped}\n"
+
+
+@needs_compiler
+def test_what_was_compiled_here_goes_first(cache: Path, shipped: Path) -> None:
+    cache.mkdir()
+    tf_build._own_path().write_bytes(b"made before")
+    assert tf_build.library_path().parent == cache
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", ["header", "missing header", "source", "not a library", "not JSON", "version"])
+def test_what_was_made_from_something_else_is_left(
+    change: str, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = shipped.with_suffix(".json")
+    known = json.loads(noted.read_text())
+    if change == "source":
+        monkeypatch.setattr(tf_build, "OPTIONS", ("-O3",))
+    elif change == "not a library":
+        shipped.write_bytes(b"of another machine")
+    elif change == "version":
+        for file in (shipped, noted):
+            file.rename(file.with_name(f"tfdata-1.9.0-x86_64{file.suffix}"))
+    else:
+        known["headers"] += ["no/such.h"] * (change == "missing header")
+        known["digest"] = known["digest"] if change == "missing header" else "0"
+        noted.write_text("{" if change == "not JSON" else json.dumps(known))
+    assert not tf_build.available()
+    with pytest.raises(BuildFailed, match="no C\\+\\+ compiler found"):
+        tf_build.build()
+
+
+def test_a_library_for_a_wheel_knows_its_headers(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler here names headers where it is asked for them, and else writes a word."""
+    include = tf_build._include(tf_build._tensorflow()[1])
+    names = " ".join(f"{include}/{name}" for name in HEADERS)
+    makes = 'while [ "$1" != "-o" ]; do shift; done; echo made > "$2"'
+    words = f'case "$*" in *" -M "*|"-M "*) echo "tfdata.o: tfdata.cc /usr/include/vector {names}";; *) {makes};; esac'
+    monkeypatch.setenv("CXX", _script(tmp_path / "compiler", words))
+    assert cli.main(["build-tf", "--ship"]) == 0
+    library = Path(capsys.readouterr().out.strip())
+    assert library.parent == tf_shipped.FOLDER and library.read_text() == "made\n"
+    assert json.loads(library.with_suffix(".json").read_text())["headers"] == sorted(HEADERS)

@@ -1,8 +1,9 @@
 """Compiling our tf.data operations against the headers inside the installed TensorFlow, once per version and user.
 
 The library lies in a per-user cache under a name that says which TensorFlow, which ABI and which source it was made
-from, so an upgrade of either compiles anew and two versions can be used side by side. A training does not wait for the
-compiler: it runs beside it, in a process that gets only the CPU time and memory nobody else wants.
+from, so an upgrade of either compiles anew and two versions can be used side by side. Where a wheel has brought one
+that was made from the same (`tf_shipped`), nothing is compiled. A training does not wait for the compiler: it runs
+beside it, in a process that gets only the CPU time and memory nobody else wants.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from intune_callbacks.errors import BuildFailed, MissingPackage
+from intune_callbacks.pipelines import tf_shipped
 
-__all__ = ["available", "begin", "build", "cache_folder", "check", "library_path"]
+__all__ = ["available", "begin", "build", "cache_folder", "check", "library_path", "ship"]
 
 SOURCES = Path(__file__).parent / "native"
 # The compiler took 11 s (docs/adr/0020-no-fit-waits-for-a-compiler.md), beside a training many times that. A choice.
@@ -58,15 +60,30 @@ def library_path() -> Path:
     Raises:
         MissingPackage: TensorFlow is not installed.
     """
+    path, (version, flags) = _own_path(), _tensorflow()
+    shipped = None if path.exists() else tf_shipped.find(version, _include(flags), _made_from(flags))
+    return path if shipped is None else shipped
+
+
+def _own_path() -> Path:
     version, flags = _tensorflow()
     abi = "".join(flag[-1] for flag in flags if flag.startswith("-D_GLIBCXX_USE_CXX11_ABI="))
     # A home may be shared by machines of several kinds.
-    machine = (platform.machine(), *platform.libc_ver())
-    digest = hashlib.sha256("\n".join((*OPTIONS, *_without_folders(flags), *machine)).encode())
+    made_from = _made_from(flags, *platform.libc_ver())
+    return cache_folder() / f"tfdata-{version}-abi{abi}-{made_from[:16]}.so"
+
+
+def _made_from(flags: list[str], *machine: str) -> str:
+    """Return a digest of all that a library is made from but TensorFlow's headers."""
+    digest = hashlib.sha256("\n".join((*OPTIONS, *_without_folders(flags), platform.machine(), *machine)).encode())
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".cc", ".h"):
             digest.update(source.read_bytes())
-    return cache_folder() / f"tfdata-{version}-abi{abi}-{digest.hexdigest()[:16]}.so"
+    return digest.hexdigest()
+
+
+def _include(flags: list[str]) -> Path:
+    return Path(next((flag[2:] for flag in flags if flag.startswith("-I")), "."))
 
 
 def build(force: bool = False) -> Path:
@@ -84,8 +101,10 @@ def build(force: bool = False) -> Path:
     """
     path = library_path()
     if path.exists() and not force:
-        _check_owner(path)
+        if path.parent != tf_shipped.FOLDER:  # what came with this package is as safe as this package
+            _check_owner(path)
         return path
+    path = _own_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _failed(path).unlink(missing_ok=True)
@@ -97,6 +116,24 @@ def build(force: bool = False) -> Path:
     return path
 
 
+def ship() -> Path:
+    """Compile the operations for the installed TensorFlow into this package, for a wheel to take them along.
+
+    Raises:
+        BuildFailed: there is no compiler, or it failed.
+        MissingPackage: TensorFlow is not installed.
+    """
+    version, flags = _tensorflow()
+    path = tf_shipped.FOLDER / tf_shipped.name_of(version, platform.machine())
+    path.parent.mkdir(exist_ok=True)
+    _compile(path, version, flags)
+    command = [*_compiler_for(version, path), "-M", *OPTIONS, str(SOURCES / "tfdata.cc"), *_without_libraries(flags)]
+    read = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_WAIT_S, check=True).stdout
+    headers = [Path(word) for word in read.replace("\\\n", " ").split()[1:]]
+    tf_shipped.note(path, _include(flags), headers, _made_from(flags))
+    return path
+
+
 def check() -> None:
     """See whether `begin` would have what it needs.
 
@@ -104,7 +141,7 @@ def check() -> None:
         BuildFailed: there is no compiler, the folder cannot be written, or it has failed before.
         MissingPackage: TensorFlow is not installed.
     """
-    path, (version, _) = library_path(), _tensorflow()
+    path, (version, _) = _own_path(), _tensorflow()
     if (failed := _failed(path)).exists():
         raise BuildFailed(f"{failed.read_text(encoding='utf-8')}\n`intune build-tf` tries again")
     _compiler_for(version, path)
@@ -127,7 +164,7 @@ def begin() -> None:
         MissingPackage: TensorFlow is not installed.
     """
     check()
-    path, (version, flags) = library_path(), _tensorflow()
+    path, (version, flags) = _own_path(), _tensorflow()
     print(f"intune: compiling the tf.data operations for TensorFlow {version} beside this training", file=sys.stderr)
     # A shell between the two, that ends at once: nobody has to wait for the compiler's end.
     subprocess.run(
@@ -211,6 +248,10 @@ def _tensorflow() -> tuple[str, list[str]]:
 
 def _without_folders(flags: list[str]) -> list[str]:
     return [flag for flag in flags if not flag.startswith(("-I", "-L"))]
+
+
+def _without_libraries(flags: list[str]) -> list[str]:
+    return [flag for flag in flags if not flag.startswith(("-L", "-l"))]
 
 
 def _compiler_for(version: str, path: Path) -> list[str]:
