@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
+from tensorflow.python.data.experimental.ops import testing  # noqa: E402
 
 from intune_callbacks.pipelines.tf_rewrite import rewrite  # noqa: E402
 from intune_callbacks.pipelines.tfdata import DatasetPipeline  # noqa: E402
@@ -113,6 +114,29 @@ def test_the_order_stays_where_something_behind_depends_on_it(name: str) -> None
     assert list(map(str, KEPT[name]().as_numpy_iterator())) == list(
         map(str, DatasetPipeline(KEPT[name](), clock=Clock(), in_order=False).dataset.as_numpy_iterator())
     )
+
+
+def opened_slowly(x: Any) -> Any:
+    return tf.data.Dataset.range(20 * x, 20 * x + 20).apply(testing.sleep(20_000))
+
+
+def test_more_files_are_read_at_once_than_the_order_allows() -> None:
+    """Twelve of twenty rows, which take .02 s each: 2.4 s two at a time."""
+    took_s = {}
+    for in_order in (True, False):
+        dataset = tf.data.Dataset.range(12).interleave(opened_slowly, cycle_length=2, num_parallel_calls=2)
+        pipeline = DatasetPipeline(dataset, clock=Clock(), in_order=in_order)
+        before = pipeline.stages()[0]
+        assert (before.current, before.high) == (2, 2 if in_order else 16)
+        rows = iter(pipeline.dataset)  # by itself: it may wait for the end of an iterator before it
+        begin_s = time.monotonic()
+        got = [int(next(rows))]
+        assert pipeline.resize({before.name: 12})[before.name] == (2 if in_order else 12)
+        got += map(int, rows)
+        took_s[in_order] = time.monotonic() - begin_s
+        assert sorted(got) == list(range(240))
+        pipeline.close()
+    assert took_s[False] < 0.5 * took_s[True]
 
 
 def test_of_what_has_no_end_nothing_is_dropped() -> None:

@@ -194,10 +194,9 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         if found.gain >= LEAST_GAIN:
             sentence += ": more workers overlap the waits, more CPUs do not help"
         elif stage.kind == "io" and stage.current >= stage.high:
-            sentence += (
-                f"; it reads {stage.current} files at once, as many as its cycle_length: a longer one overlaps more "
-            )
-            sentence += "waits, and changes the order of the samples"
+            longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"
+            sentence += f"; it reads {stage.current} files at once, as many as its cycle_length: {longer} "
+            sentence += "overlaps more waits, and changes the order of the samples"
         return Cause("storage", stage.name, sentence, line, found.gain)
     free = max(0.0, seen.cpus_had - seen.cpus_busy)
     sentence = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"

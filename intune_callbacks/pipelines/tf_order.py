@@ -7,7 +7,10 @@ from typing import Any
 
 from intune_callbacks.pipelines.tf_graph import DatasetGraph, attr
 
-__all__ = ["free_of_order"]
+__all__ = ["OPEN", "free_of_order", "open_more"]
+
+OPEN = 16
+"""Files that an interleave may have open: as many as tf.data has at most where it chooses."""
 
 _AGNOSTIC = {
     *("UnbatchDataset", "ParseExampleDataset", "ParseExampleDatasetV2", "AssertCardinalityDataset"),
@@ -51,6 +54,21 @@ def free_of_order(graph: DatasetGraph) -> frozenset[str]:
             if _hands_on(graph, node, nodes, name in endless):
                 passing.add(name)
     return frozenset(free - repeated)
+
+
+def open_more(graph: DatasetGraph, node: Any) -> set[str]:
+    """Let an interleave have more files open than its user wrote; return its name if it may.
+
+    Args:
+        graph: to change.
+        node: one of those whose order nothing depends on.
+    """
+    cycle = graph.number(node, "cycle_length")
+    calls = graph.number(node, "num_parallel_calls")
+    if cycle is None or not 0 < cycle < OPEN or calls is None or calls < 1:
+        return set()
+    graph.set_number(node, "cycle_length", OPEN)
+    return {node.name}
 
 
 def _hands_on(graph: DatasetGraph, node: Any, nodes: Mapping[str, Any], is_endless: bool) -> bool:

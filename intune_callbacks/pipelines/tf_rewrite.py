@@ -16,8 +16,8 @@ from tensorflow.python.data.util import structure
 from intune_callbacks.pipelines.tf_graph import DatasetGraph, attr, functions_of
 from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import BEFORE, BEHIND, INSIDE, SINK_OP, STAGE_OP
-from intune_callbacks.pipelines.tf_order import free_of_order
-from intune_callbacks.pipelines.tf_stage import KNOBS, GraphStage, Kind
+from intune_callbacks.pipelines.tf_order import OPEN, free_of_order, open_more
+from intune_callbacks.pipelines.tf_stage import KNOBS, GraphStage, Kind, buffered_each, capacity_of
 from intune_callbacks.types import Hint
 
 __all__ = ["Rewritten", "rewrite"]
@@ -81,6 +81,7 @@ class _Edit:
         self.options = graph.dataset.options()
         is_free = live and not in_order and self.options.deterministic is not True
         self.free = free_of_order(graph) if is_free else frozenset()
+        self.wider: set[str] = set()
         self.notes: list[str] = []
         self.taken: dict[str, int] = {}
         self.counts = True
@@ -92,6 +93,7 @@ class _Edit:
                 self.make_parallel(node)
                 if node.name in self.free and attr(node, "deterministic").s == b"default":
                     node.attr["deterministic"].s = b"false"
+                    self.wider |= open_more(self.graph, node)
         # Without a stage that computes there is nothing to count, and a look at each small element would only cost.
         kinds = {KNOBS[node.op][0] for node in self.graph.nodes() if node.op in KNOBS}
         self.counts = bool(kinds - {"prefetch"})
@@ -125,13 +127,15 @@ class _Edit:
         if self.live and (begin := self.begin(kind, value, high)) != value:
             value = begin
             self.graph.set_number(node, argument, value)
+        if node.name in self.wider:  # tf.data starts no more threads once the files are open; fewer may read
+            self.graph.set_number(node, argument, OPEN)
         if self.live and kind == "prefetch":
             node.attr["legacy_autotune"].b = False
         if self.live and unbounded:
             node.attr["use_unbounded_threadpool"].b = False
         workers = 0 if kind == "prefetch" else self.auto_workers if automatic else value
-        each = self.buffered_each(node) if kind == "interleave" else 0
-        capacity = self.capacity(node, high)
+        each = buffered_each(self.graph, node) if kind == "interleave" else 0
+        capacity = capacity_of(self.graph, node, high)
         library = self.graph.library(node) if kind in ("map", "interleave") else ""
         return GraphStage(
             name, kind, node.name, value, high, capacity, workers, automatic, unbounded, each, self.fuses(node), library
@@ -152,20 +156,6 @@ class _Edit:
         # What tf.data begins with, and stays with where its tuner is switched off.
         workers = AUTO_WORKERS if kind == "interleave" else min(AUTO_WORKERS, self.cpus)
         return max(1, min(workers, high) if high is not None else workers)
-
-    def capacity(self, node: Any, cycle_length: int | None) -> int | None:
-        if cycle_length is None or cycle_length < 1:
-            return None
-        ahead = self.graph.number(node, "prefetch_input_elements")
-        each = self.buffered_each(node)
-        # What the kernel makes of AUTOTUNE.
-        ahead = ahead if ahead is not None and ahead >= 0 else 2 * cycle_length
-        return (cycle_length + ahead) * each
-
-    def buffered_each(self, node: Any) -> int:
-        """Return how many elements an interleave keeps of each of its datasets; what the kernel makes of AUTOTUNE."""
-        each = self.graph.number(node, "buffer_output_elements") or AUTOTUNE
-        return each if each > 0 else 2 * (self.graph.number(node, "block_length") or 1) + 1
 
     def unique(self, name: str) -> str:
         self.taken[name] = self.taken.get(name, 0) + 1

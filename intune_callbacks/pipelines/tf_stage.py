@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["KNOBS", "GraphStage", "Kind"]
+from intune_callbacks.pipelines.tf_graph import DatasetGraph
+
+__all__ = ["KNOBS", "GraphStage", "Kind", "buffered_each", "capacity_of"]
 
 Kind = Literal["map", "interleave", "batch", "prefetch"]
 KNOBS: dict[str, tuple[Kind, str]] = {
@@ -66,3 +68,19 @@ class GraphStage:
         if self.kind == "map" and 0 < threads < self.value and not self.unbounded:
             remarks.append(f"was {self.value} on {threads} threads: options.threading.private_threadpool_size too")
         return f"{code}  # {'; '.join(remarks)}" if remarks else code
+
+
+def buffered_each(graph: DatasetGraph, node: Any) -> int:
+    """Return how many elements an interleave keeps of each of its datasets; what the kernel makes of AUTOTUNE."""
+    each = graph.number(node, "buffer_output_elements") or -1
+    return each if each > 0 else 2 * (graph.number(node, "block_length") or 1) + 1
+
+
+def capacity_of(graph: DatasetGraph, node: Any, cycle_length: int | None) -> int | None:
+    """Return how many elements an interleave keeps in all, None for what is none."""
+    if cycle_length is None or cycle_length < 1:
+        return None
+    ahead = graph.number(node, "prefetch_input_elements")
+    # What the kernel makes of AUTOTUNE.
+    ahead = ahead if ahead is not None and ahead >= 0 else 2 * cycle_length
+    return (cycle_length + ahead) * buffered_each(graph, node)
