@@ -298,7 +298,7 @@ def test_what_is_done_in_a_pause_or_behind_the_loop_is_no_step(tmp_path: Path) -
     time.sleep(1.0)
     assert loader.close()["whole"]["throughput_samples_per_s"] == pytest.approx(ROWS / took_s, rel=0.05)
     decisions = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-    assert max(decision["observation"]["model_s"] for decision in decisions) < 0.01
+    assert max(decision["observation"]["model_s"] for decision in decisions) < 0.05
 
 
 def test_what_cannot_be_tuned_is_timed_and_the_card_says_why(capsys: pytest.CaptureFixture[str]) -> None:
