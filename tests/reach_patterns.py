@@ -121,7 +121,7 @@ class Renamed(DataLoader[torch.Tensor]):
 
 
 class Unsaid:
-    """PyTorch Geometric's DynamicBatchSampler: does not know how many batches there will be, and says so its own way."""
+    """PyTorch Geometric's DynamicBatchSampler: does not know how many batches there will be, and raises this."""
 
     def __len__(self) -> int:
         raise ValueError("the number of batches depends on their order")

@@ -16,8 +16,8 @@ __all__ = ["Found", "LiveLoader", "find"]
 
 STARTS = multiprocessing.get_all_start_methods()
 OWN_START = (
-    "its workers are what {} starts, no processes, and stay as they are; if the dataset may be used by several threads, "
-    "InTuneCallback(workers_kind='thread') makes their number live"
+    "its workers are what {} starts, no processes, and stay as they are; InTuneCallback(workers_kind='thread') makes "
+    "their number live, if the dataset may be used by several threads"
 )
 LEFT_ALONE = (
     "num_workers=0: the dataset is computed in the training loop and stays there, for it may need that process; "

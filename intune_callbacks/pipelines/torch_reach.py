@@ -119,8 +119,7 @@ def _itself(given: Any) -> Any:
 
 def dataset_of(loader: DataLoader[Any]) -> Any:
     """Return the dataset that a loader was made with: what it answers when it is asked may be another one (RecBole)."""
-    held = vars(loader)
-    return held["dataset"] if "dataset" in held else loader.dataset
+    return vars(loader).get("dataset", loader.dataset)
 
 
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
