@@ -51,11 +51,12 @@ def batch_size_of(loader: Any) -> int | None:
 
 
 def _inside(wrapper: Any) -> Any:
-    if "torch.utils.data" not in sys.modules:
-        return wrapper
-    from intune_callbacks.pipelines.torch_reach import unwrapped
+    if "torch.utils.data" in sys.modules:
+        with suppress(Exception):  # of a torch that is not known, `find` says so
+            from intune_callbacks.pipelines.torch_reach import unwrapped
 
-    return unwrapped(wrapper)
+            return unwrapped(wrapper)
+    return wrapper
 
 
 def _said_by(value: Any) -> int | None:
