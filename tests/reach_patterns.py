@@ -102,6 +102,35 @@ class Lazy(Infinite):
         return itertools.islice(self.iterator, len(self))
 
 
+class Renamed(DataLoader[torch.Tensor]):
+    """RecBole: who asks for the dataset gets what its rows come from, but for the loader itself as an epoch begins."""
+
+    is_starting = False
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        Renamed.is_starting = True
+        try:
+            return super().__iter__()
+        finally:
+            Renamed.is_starting = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "dataset" and not Renamed.is_starting:
+            return [torch.zeros(2)] * ROWS
+        return super().__getattribute__(name)
+
+
+class Unsaid:
+    """PyTorch Geometric's DynamicBatchSampler: does not know how many batches there will be, and raises this."""
+
+    def __len__(self) -> int:
+        raise ValueError("the number of batches depends on their order")
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(ROWS).tolist()
+        return (order[first : first + BATCH] for first in range(0, ROWS, BATCH))
+
+
 class Own(DataLoader[torch.Tensor]):
     """LitData: a way of its own to make iterators."""
 
@@ -288,6 +317,8 @@ PATTERNS: dict[str, Callable[..., Any]] = {
     "generated": of_class(Generated),
     "delegated": of_class(Delegated),
     "mapped": of_class(Mapped),
+    "renamed": of_class(Renamed),
+    "unsaid": lambda **options: DataLoader(Rows(), batch_sampler=Unsaid(), **options),
     "infinite": of_class(Infinite),
     "lazy": of_class(Lazy),
     "twice": of_class(Twice),

@@ -301,6 +301,21 @@ def test_what_is_done_in_a_pause_or_behind_the_loop_is_no_step(tmp_path: Path) -
     assert max(decision["observation"]["model_s"] for decision in decisions) < 0.05
 
 
+def test_what_comes_behind_an_iterator_that_is_still_held_is_no_step() -> None:
+    loader = live(slow(num_workers=1), show_card=False, mode="observe")
+    for _ in range(2):
+        batches = iter(loader)
+        begin_s = time.monotonic()
+        for _ in range(60):
+            next(batches)
+        took_s = time.monotonic() - begin_s
+        time.sleep(5.0 * took_s)  # an evaluation
+    whole = loader.close()["whole"]
+    assert (whole["steps"], whole["samples"]) == (119, 120 * BATCH)
+    assert whole["wait_frac"] * whole["wall_s"] > 0.5 * (whole["wall_s"] - whole["paused_s"])
+    assert len(list(batches)) == ROWS // BATCH - 60
+
+
 def test_what_cannot_be_tuned_is_timed_and_the_card_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in live((torch.zeros(4) for _ in range(60)), **EAGER):
         time.sleep(0.002)

@@ -122,6 +122,28 @@ def test_a_lost_resume_ends_at_the_next_fetch(end_first: bool) -> None:
     assert timer.read().model_s == 2
 
 
+@pytest.mark.parametrize(("open_s", "counted_s"), [(1, 1), (3.5, 3.5), (40, 2)])
+def test_what_comes_behind_a_loop_that_was_left_is_no_step(open_s: float, counted_s: float) -> None:
+    timer, time = timer_at()
+    fetch(timer, time, 1)
+    for model_s in (1, 3):
+        time.now_s += model_s
+        fetch(timer, time, 1)
+    time.now_s += open_s
+    left = timer.left()
+    assert (left.model_s, left.paused_s, left.wall_s) == (4 + counted_s, 0, 7 + counted_s)
+    time.now_s += 10
+    assert seen(timer) == (2, 2, 1, 4 + counted_s, open_s - counted_s + 10, 17 + open_s)
+
+
+def test_a_loop_that_was_left_in_its_first_step_or_before_is_counted_as_it_is() -> None:
+    timer, time = timer_at()
+    assert timer.left() == StepTotals()
+    fetch(timer, time, 1)
+    time.now_s += 40
+    assert timer.left().model_s == 40
+
+
 def test_a_resume_too_many_does_nothing() -> None:
     timer, time = timer_at()
     fetch(timer, time, 0)

@@ -335,6 +335,26 @@ def test_what_turned_out_better_was_no_harm() -> None:
     assert net.harm_s == 0.0
 
 
+def test_what_failed_and_was_the_best_when_it_was_tried_again_is_kept() -> None:
+    """Somebody goes back to it before it is known whether the machine was slow meanwhile."""
+    net = started()
+    net.changed({"load": 8})
+    for _ in range(2):
+        window(net, 8, 5, 5)
+    assert net.back() is not None
+    net.changed({"load": 4})
+    window(net, 4, 10, 10)
+    net.changed({"load": 8})
+    for _ in range(8):
+        window(net, 8, 40, 40)
+    assert net.best == {"load": 8}
+    net.changed({"load": 4})
+    for _ in range(3):
+        window(net, 4, 10, 10)
+    back = net.back()
+    assert back is not None and back.allocation == {"load": 8}
+
+
 def test_unequal_items_do_not_excuse_a_lasting_loss() -> None:
     net = Net()
     for _ in range(12):

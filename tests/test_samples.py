@@ -50,6 +50,26 @@ def test_of_what_has_no_length_it_is_what_the_loader_says() -> None:
     assert Samples(8).count(object()) == 8
 
 
+class Graphs:
+    """A batch of PyTorch Geometric's: no tensor and no list, and it knows how many graphs it holds."""
+
+    def __init__(self, graphs: Any) -> None:
+        self.batch_size = graphs
+
+
+def test_of_a_batch_that_says_it_that_counts() -> None:
+    assert [Samples(size).count(Graphs(5)) for size in (None, 8)] == [5, 5]
+    assert [Samples(8).count(Graphs(size)) for size in (None, -1, "5")] == [8, 8, 8]
+    assert Samples(8).count([Graphs(5)] * 8) == 8
+
+
+class Cached:
+    """PyTorch Geometric's CachedLoader: says nothing of its batches."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+
 def test_a_batch_of_another_kind_is_counted_as_it_is() -> None:
     samples = Samples(8)
     assert [samples.count(batch) for batch in ([["a"] * 8, None], None, THREE, {"x": THREE})] == [8, 8, 3, 3]
@@ -62,6 +82,8 @@ def test_what_a_loader_says() -> None:
     assert batch_size_of(DataLoader(IMAGES, batch_sampler=[[0, 1], [2]])) is None
     assert batch_size_of(DataLoader(IMAGES, batch_size=None)) is None
     assert batch_size_of([1]) is None
+    assert batch_size_of(Cached(DataLoader(IMAGES, batch_size=4))) == 4
+    assert batch_size_of(Cached(DataLoader(IMAGES, batch_sampler=batches))) == 5
 
 
 def test_a_report_counts_images_and_not_their_channels() -> None:

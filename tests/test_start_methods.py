@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import random
+import threading
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_take_over import Squares, epochs_of, take_over
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, Dataset  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, get_worker_info  # noqa: E402
 
 from intune_callbacks.pipelines.find import find  # noqa: E402
 
@@ -83,3 +87,67 @@ def test_a_dataset_is_pickled_once_and_its_tensors_are_shared(method: str) -> No
     assert rows == list(range(4_000))
     assert Held.pickled == 1
     pipeline.close()
+
+
+class AsProcess(threading.Thread):
+    """MONAI's ThreadDataLoader: torch's worker in a thread, which looks like a process to the DataLoader."""
+
+    @property
+    def pid(self) -> int:
+        return id(self)
+
+
+class AsQueue(queue.Queue):
+    def close(self) -> None: ...
+
+    def cancel_join_thread(self) -> None: ...
+
+
+class Threads(SpawnContext):
+    _name = "processthread"
+    Process = AsProcess
+    Queue = AsQueue
+
+
+@pytest.mark.parametrize("kind", [None, "process", "thread"])
+def test_workers_that_are_no_processes_stay_as_they_are_but_by_consent(kind: str | None) -> None:
+    loader = DataLoader(Squares(240), batch_size=4, num_workers=2, multiprocessing_context=Threads())
+    found = find(loader, workers_kind=kind)
+    pipeline = found.pipeline
+    pipeline.prepare()
+    rows: list[Any] = []
+    for batch in pipeline.adopt(iter(loader)):
+        if len(rows) == 40:
+            pipeline.resize({"load": 4, "load.window": 12})
+        rows += batch.tolist()
+    assert rows == [row for batch in epochs_of(DataLoader(Squares(240), batch_size=4), 1)[0] for row in batch]
+    assert pipeline.stages()[0].current == (4 if kind == "thread" else 2)
+    assert ("Threads starts" in found.why) == (kind != "thread")
+    pipeline.close()
+
+
+class OwnNumbers(Dataset[Any]):
+    """MONAI's transforms: a generator in the dataset, seeded where a worker starts."""
+
+    drawn = np.random.RandomState(0)
+
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, i: int) -> int:
+        return int(self.drawn.randint(2**31))
+
+
+def seeded(worker_id: int) -> None:
+    info = get_worker_info()
+    info.dataset.drawn = np.random.RandomState(info.seed % 2**32)
+
+
+def test_a_generator_in_the_dataset_is_another_one_in_each_worker() -> None:
+    loader = DataLoader(OwnNumbers(), batch_size=4, num_workers=1, worker_init_fn=seeded)
+    pipeline = find(loader).pipeline
+    pipeline.prepare()
+    pipeline.resize({"load": 4, "load.window": 8})
+    numbers = torch.cat(list(loader)).tolist()
+    pipeline.close()
+    assert len(set(numbers)) == len(numbers) == 160

@@ -127,9 +127,8 @@ class Net:
 
     def forget(self) -> None:
         """The machine or the pipeline is another one: what was measured no longer counts."""
-        self._trials = {}
+        self._trials, self._low = {}, 0
         self._now = self._best = self._start = self._suspect = self._again = None
-        self._low = 0
         self.permit.forget()
 
     def changed(self, allocation: Allocation) -> None:
@@ -279,7 +278,9 @@ class Net:
         if suspect is None or now is not self._best or len(self._since) < ENOUGH:
             return
         self._suspect = None
-        if median(self._since) > median(suspect.logs) - LEAST_MARGIN:
+        if suspect is now:  # tried again, and now it is the best
+            self.permit.acquitted(suspect.allocation)
+        elif median(self._since) > median(suspect.logs) - LEAST_MARGIN:
             self.permit.acquitted(suspect.allocation)
             suspect.logs.clear()
             self._again = suspect.allocation, "tried again: the machine was slow meanwhile"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from intune_callbacks.types import Clock
 
 __all__ = ["StepTimer", "StepTotals"]
 
 _WAIT, _MODEL, _PAUSED, _SEAM = range(4)
+
+# An open step that took so many times the mean of those before was over before it was asked about. A choice: steps
+# differ, and an evaluation behind a loop takes longer.
+OVER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,21 @@ class StepTimer:
         if self._pauses == 1:
             self._state_below_pause = self._state
             self._enter(_PAUSED)
+
+    def left(self) -> StepTotals:
+        """Return the totals at the end of a loop that was left behind a batch; what follows belongs to no step.
+
+        Nobody tells when the last step was over: one that seems far longer than the others counts as their mean.
+        """
+        beyond_s, steps = 0.0, self._batches - 1
+        if self._state == _MODEL and steps > 0:
+            open_s, mean_s = self._now() - self._last, self._spent[_MODEL] / steps
+            beyond_s = open_s - mean_s if open_s > OVER * mean_s else 0.0
+        self.pause()
+        self._spent[_MODEL] -= beyond_s
+        self._spent[_PAUSED] += beyond_s
+        totals = self.read()
+        return replace(totals, paused_s=totals.paused_s - beyond_s, wall_s=totals.wall_s - beyond_s)
 
     def resume(self) -> None:
         """The last pause is over; without a pause nothing happens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import operator
 import sys
 from dataclasses import dataclass, replace
@@ -13,6 +14,11 @@ from intune_callbacks.types import Clock, Hint, Pipeline
 
 __all__ = ["Found", "LiveLoader", "find"]
 
+STARTS = multiprocessing.get_all_start_methods()
+OWN_START = (
+    "its workers are what {} starts, no processes, and stay as they are; InTuneCallback(workers_kind='thread') makes "
+    "their number live, if the dataset may be used by several threads"
+)
 LEFT_ALONE = (
     "num_workers=0: the dataset is computed in the training loop and stays there, for it may need that process; "
     "set num_workers=1, or give InTuneCallback workers_kind='process' or 'thread', to make its workers live"
@@ -164,13 +170,15 @@ def _data_loader(
     from torch.utils import data
 
     from intune_callbacks.pipelines.torch_private import why_no_loader
+    from intune_callbacks.pipelines.torch_reach import dataset_of
 
     if why := why_no_loader():
         return Found(None, why)
-    if isinstance(loader.dataset, (data.IterDataPipe, data.MapDataPipe)):
+    dataset = dataset_of(loader)
+    if isinstance(dataset, (data.IterDataPipe, data.MapDataPipe)):
         why = "datapipes shard themselves by worker; use a map-style Dataset or torchdata.nodes"
         return Found(None, why, _loader_hints(loader, is_iterable=True))
-    map_style = not isinstance(loader.dataset, data.IterableDataset)
+    map_style = not isinstance(dataset, data.IterableDataset)
     found = _live_loader(loader, clock, max_workers, workers_kind, in_order, live, map_style)
     return replace(found, hints=(*found.hints, *_loader_hints(loader, is_iterable=not map_style)))
 
@@ -202,8 +210,8 @@ def _live_loader(
     from intune_callbacks.pipelines.torch_reach import keeps_states
     from intune_callbacks.pipelines.torch_window import WindowLoader
 
+    window = (loader.prefetch_factor or 1) * loader.num_workers
     if not live:
-        window = (loader.prefetch_factor or 1) * loader.num_workers
         remark = "" if map_style else f"was {loader.num_workers}; the samples' order follows the workers"
         anew, dataset = not loader.persistent_workers, loader.dataset
         watched = WatchedLoader(loader.num_workers, window, clock=clock, remark=remark, dataset=dataset, anew=anew)
@@ -211,6 +219,10 @@ def _live_loader(
     if map_style and not keeps_states(loader):
         if loader.num_workers == 0 and workers_kind is None:
             return Found(WatchedLoader(0, 1, clock=clock, when="user"), LEFT_ALONE)
+        context = loader.multiprocessing_context
+        if workers_kind != "thread" and context is not None and context.get_start_method() not in STARTS:
+            watched = WatchedLoader(loader.num_workers, window, clock=clock, when="user")
+            return Found(watched, OWN_START.format(type(context).__name__))
         given: dict[str, Any] = {"max_workers": max_workers, "kind": workers_kind or "process", "in_order": in_order}
         pipeline = MapLoader(loader, clock=clock, **given)
         return Found(pipeline, "workers and batches in flight are live")

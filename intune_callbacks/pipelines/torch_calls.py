@@ -17,6 +17,7 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from intune_callbacks.pipelines.later import Later, Token, call_of, hold, known, resolved
+from intune_callbacks.pipelines.torch_reach import dataset_of
 from intune_callbacks.pipelines.torch_workers import carry_tensor, seed_all
 
 __all__ = ["Batch", "Evaluate", "Seeds", "Shared", "Task", "evaluated", "packed", "restore", "same", "states"]
@@ -120,7 +121,7 @@ class Evaluate:
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._dataset, self._collate, self._workers = loader.dataset, loader.collate_fn, loader.num_workers
+        self._dataset, self._collate, self._workers = dataset_of(loader), loader.collate_fn, loader.num_workers
 
     def __call__(self, task: Task) -> Any:
         """Return the batch; an error in it as torch's workers hand it on."""

@@ -14,6 +14,7 @@ from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.hold import Hold
+from intune_callbacks.pipelines.torch_reach import dataset_of
 from intune_callbacks.pipelines.torch_stock import Numbered
 from intune_callbacks.pipelines.torch_workers import Fetch, Start, carry_tensor, context_of, pin
 from intune_callbacks.pipelines.watched import Watch
@@ -160,13 +161,13 @@ class Engines:
         if self.kind != "process":
             return None
         loader = self.loader
-        start = Start(loader.dataset, loader.worker_init_fn, base_seed, loader.num_workers)
+        start = Start(dataset_of(loader), loader.worker_init_fn, base_seed, loader.num_workers)
         context = context_of(loader.multiprocessing_context)
         return ProcessPool(Fetch(loader, start), context, start, carry_tensor, self.startup)
 
     def given(self) -> Any:
         """Return the plain values that dataset and collate function hold now, None where no process gets a copy."""
-        return plain_values((self.loader.dataset, self.loader.collate_fn)) if self.kind == "process" else None
+        return plain_values((dataset_of(self.loader), self.loader.collate_fn)) if self.kind == "process" else None
 
     def engine(self, source: Numbered, pulled: int, pool: ProcessPool | None) -> ElasticMap[Any]:
         """Return our engine with its first workers; the source has not been touched.
@@ -230,7 +231,7 @@ class Engines:
         """Return the batches of an epoch, None if the sampler does not know."""
         try:
             return len(self.loader._index_sampler)
-        except (TypeError, NotImplementedError):
+        except Exception:  # of a sampler without a length, TypeError or what its author chose (PyTorch Geometric)
             return None
 
 

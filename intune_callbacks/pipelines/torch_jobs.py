@@ -16,6 +16,7 @@ from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.torch_calls import Batch, Evaluate, Task, restore, states
 from intune_callbacks.pipelines.torch_engine import pinning
+from intune_callbacks.pipelines.torch_reach import dataset_of
 from intune_callbacks.pipelines.torch_workers import Start, carry_tensor, context_of
 from intune_callbacks.pipelines.worker import Child
 from intune_callbacks.pipelines.worker_cost import Startup
@@ -77,7 +78,7 @@ class Jobs:
     ) -> None:
         self._clock, self._counters, self._startup, self._proved = clock, counters, startup, proved
         # Not the loader: it may hold the iterator, which holds this.
-        self._dataset, self._collate, self._init = loader.dataset, loader.collate_fn, loader.worker_init_fn
+        self._dataset, self._collate, self._init = dataset_of(loader), loader.collate_fn, loader.worker_init_fn
         self._workers, self._timeout_s = loader.num_workers, loader.timeout
         self._context = context_of(loader.multiprocessing_context)
         self.credits = self._context.Semaphore(0)

@@ -10,7 +10,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, dataloader
 
-__all__ = ["Seam", "attributes", "has_own_iterator", "hidden_in", "is_loader", "is_of", "keeps_states", "unwrapped"]
+__all__ = [
+    *("Seam", "attributes", "dataset_of", "has_own_iterator", "hidden_in", "is_loader", "is_of", "keeps_states"),
+    "unwrapped",
+]
 
 WRAPPED, DEEPEST, LONGEST, MOST = 4, 8, 256, 4096
 """How many loaders are inside each other; how deep, in how long containers and among how many objects one looks."""
@@ -114,6 +117,11 @@ def _itself(given: Any) -> Any:
     return given
 
 
+def dataset_of(loader: DataLoader[Any]) -> Any:
+    """Return the dataset that a loader was made with: what it answers when it is asked may be another one (RecBole)."""
+    return vars(loader).get("dataset", loader.dataset)
+
+
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
     """Return whether a loader makes its iterators in a way of its own."""
     own = vars(loader).get("_get_iterator")
@@ -136,7 +144,7 @@ def is_of(loader: DataLoader[Any], iterator: object) -> bool:
     """Return whether this is an iterator of torch's that draws from the dataset and the sampler of `loader`."""
     return (
         issubclass(type(iterator), _STOCK)
-        and getattr(iterator, "_dataset", None) is loader.dataset
+        and getattr(iterator, "_dataset", None) is dataset_of(loader)
         and getattr(iterator, "_index_sampler", None) is loader._index_sampler
     )
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.torch_delivered import Delivery, Followed
 from intune_callbacks.pipelines.torch_private import RUNNING
-from intune_callbacks.pipelines.torch_reach import Seam, hidden_in, is_of
+from intune_callbacks.pipelines.torch_reach import Seam, dataset_of, hidden_in, is_of
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
@@ -44,7 +44,7 @@ class WindowLoader:
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
         self._running: weakref.ref[Any] | None = None
         self._delivered = 0
-        self._delivery = Delivery(loader.num_workers, loader.dataset, clock)
+        self._delivery = Delivery(loader.num_workers, dataset_of(loader), clock)
         self._startup = Startup()
         self._filling = threading.Lock()
 

@@ -17,6 +17,8 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
+from intune_callbacks.pipelines.torch_reach import dataset_of
+
 __all__ = ["Fetch", "SeededMap", "Start", "carry_tensor", "context_of", "pin", "random_states", "seed_all"]
 
 # Of Python's `random`, numpy and torch.
@@ -34,7 +36,7 @@ class Fetch:
     """
 
     def __init__(self, loader: DataLoader[Any], start: Start | None) -> None:
-        self._kind, self._dataset, self._collate = loader._dataset_kind, loader.dataset, loader.collate_fn
+        self._kind, self._dataset, self._collate = loader._dataset_kind, dataset_of(loader), loader.collate_fn
         self._auto_collation, self._drop_last = loader._auto_collation, loader.drop_last
         self._start = start
         self._fetcher: Any = None
@@ -101,7 +103,8 @@ class Start:
         # The OpenMP pool does not survive a fork: more than one thread hangs in the child.
         torch.set_num_threads(1)
         worker_id = number % self._workers
-        seed = self._base_seed + worker_id
+        # Of each process another one, as in stock: a generator that `worker_init_fn` seeds in the dataset goes by it.
+        seed = self._base_seed + number
         random.seed(seed)
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)

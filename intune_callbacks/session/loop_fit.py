@@ -158,10 +158,10 @@ class Fit(TunedFit):
         self._running[place] = None
         if place == 0 and not self.is_closed:
             if is_dropped:
-                self._timer.pause()
+                self._ended = self._timer.left()
             else:
                 self.pause()
-            self._ended = self._timer.read()
+                self._ended = self._timer.read()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -184,10 +184,11 @@ class Fit(TunedFit):
             return
         self.is_closed = True
         _open.discard(self)
+        left = self._timer.left()
         self.pause()
         with self.guarded("the end of the loop"):
-            # What came behind the last epoch is not the run's.
-            totals = self._ended or self._timer.read()
+            # What came behind the last epoch, or behind a loop that was left, is not the run's.
+            totals = self._ended or left
             self.tuner.end(totals, self._unseen)
             self.check_reach(totals.steps)
             self._compile()
@@ -267,6 +268,7 @@ class Fit(TunedFit):
     def _epoch_begin(self) -> None:
         with self.guarded("the start of an epoch"):
             self._ended = None
+            self._timer.left()  # the epoch before, if its iterator is still held
             self._timer.epoch_begin()
             self._thread = threading.get_ident()
             if self.tuner is not None:
@@ -281,12 +283,10 @@ class Fit(TunedFit):
             self._look()
 
     def _look(self) -> None:
-        exposed_wait_s = None if self._cuda is None else self._cuda.read()
-        samples, self._unseen = self._unseen, 0
-        totals = self._timer.read()
+        samples, self._unseen, totals = self._unseen, 0, self._timer.read()
         if totals.wall_s > COMPILE_AFTER_S:
             self._compile()
-        self.turn(totals, samples, self._batch_samples, exposed_wait_s)
+        self.turn(totals, samples, self._batch_samples, None if self._cuda is None else self._cuda.read())
 
     def pause(self) -> None:
         """What follows, up to the next fetch, is neither data wait nor the model's time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -37,12 +38,30 @@ class Samples:
                 for key in self._place:
                     part = part[key] if issubclass(type(part), (list, tuple, Mapping)) else None
                 return int(part.shape[0]) if hasattr(part, "shape") else len(part)
-        return _first_length(batch) or self._batch_size or 1
+        return _first_length(batch) or _said_by(batch) or self._batch_size or 1
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """Return how many samples a loader, or its batch sampler, says are in a whole batch; None where neither does."""
-    reads: tuple[Callable[[], Any], ...] = (lambda: loader.batch_size, lambda: loader.batch_sampler.batch_size)
+    """Return how many samples a loader says are in a whole batch, or its batch sampler; None where neither does.
+
+    Args:
+        loader: any; a wrapper that says nothing stands for the DataLoader inside.
+    """
+    return _said_by(loader) or _said_by(_inside(loader))
+
+
+def _inside(wrapper: Any) -> Any:
+    if "torch.utils.data" in sys.modules:
+        with suppress(Exception):  # of a torch that is not known, `find` says so
+            from intune_callbacks.pipelines.torch_reach import unwrapped
+
+            return unwrapped(wrapper)
+    return wrapper
+
+
+def _said_by(value: Any) -> int | None:
+    """Return the `batch_size` of a loader or of a batch that is an object (PyTorch Geometric's), None without one."""
+    reads: tuple[Callable[[], Any], ...] = (lambda: value.batch_size, lambda: value.batch_sampler.batch_size)
     for read in reads:
         with suppress(Exception):  # no such attribute, or a property of the user's that raises
             size = read()
