@@ -1,4 +1,4 @@
-"""What the Python objects of a tf.data pipeline hold: the traced functions and the tensors behind the graph's nodes."""
+"""What the Python objects of a tf.data pipeline hold: options, traced functions, the tensors behind its graph's nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops import structured_function
 
-__all__ = ["held_bytes", "wrappers"]
+from intune_callbacks.pipelines.base import cpus_allowed
+
+__all__ = ["held_bytes", "threads_of", "wrappers"]
+
+
+def threads_of(dataset: Any) -> int:
+    """Return how many threads of TensorFlow's compute the dataset's functions."""
+    own = dataset.options().threading.private_threadpool_size
+    return int(own or tf.config.threading.get_inter_op_parallelism_threads() or cpus_allowed())
 
 
 def wrappers(dataset: Any) -> Iterator[Any]:
