@@ -1,4 +1,4 @@
-"""What the Python objects of a tf.data pipeline hold: options, traced functions, the tensors behind its graph's nodes."""
+"""What the Python objects of a tf.data pipeline hold: options, functions, and the tensors behind its graph's nodes."""
 
 from __future__ import annotations
 
