@@ -121,3 +121,28 @@ def test_a_second_callback_of_a_fit_stands_aside(monkeypatch: pytest.MonkeyPatch
     assert told({"x": rows(unknown=True)}, first, second) == stock
     assert first.report["stages"] and first.report["frozen"] is None
     assert second.report["stages"] == [] and "another InTuneCallback" in second.report["next"]
+
+
+class FirstTwo(tf.data.Dataset):  # type: ignore[misc]
+    """A user's class that makes its iterators in a way of its own."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        super().__init__(inner._variant_tensor)
+
+    def _inputs(self) -> list[Any]:
+        return [self.inner]
+
+    @property
+    def element_spec(self) -> Any:
+        return self.inner.element_spec
+
+    def __iter__(self) -> Any:
+        return iter(self.inner.take(2))
+
+
+def test_a_dataset_that_makes_its_own_iterators_keeps_them() -> None:
+    stock, callback = told({"x": FirstTwo(rows())}), InTuneCallback(**EAGER)
+    assert told({"x": FirstTwo(rows())}, callback) == stock
+    assert len(stock[0]) == 2 * (2 + 1)
+    assert "FirstTwo" in callback.report["next"]

@@ -7,10 +7,20 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import structured_function
+from tensorflow.python.framework import ops
 
 from intune_callbacks.pipelines.base import cpus_allowed
 
-__all__ = ["held_bytes", "threads_of", "wrappers"]
+__all__ = ["held_bytes", "threads_of", "why_not", "wrappers"]
+
+
+def why_not(dataset: Any) -> str:
+    """Return why another dataset cannot be iterated in the place of this one; empty where it can."""
+    if not isinstance(dataset._variant_tensor, ops.EagerTensor):
+        return "the dataset was made inside a tf.function; make it outside"
+    if type(dataset).__iter__ is not tf.data.Dataset.__iter__:  # what comes out need not be the dataset's elements
+        return f"{type(dataset).__name__} makes its iterators in a way of its own"
+    return ""
 
 
 def threads_of(dataset: Any) -> int:

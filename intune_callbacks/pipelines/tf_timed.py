@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
-from tensorflow.python.framework import ops
 
 from intune_callbacks.pipelines.tf_native import Native
+from intune_callbacks.pipelines.tf_objects import why_not
 
 __all__ = ["timed"]
 
@@ -25,14 +25,14 @@ class _Timed(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[misc]
 
 
 def timed(native: Native, dataset: Any, pipeline: str) -> Any:
-    """Return the dataset with our last operation at its end; itself where it belongs to the graph of a function.
+    """Return the dataset with our last operation at its end; itself where that would not be what is iterated.
 
     Args:
         native: the library.
         dataset: any `tf.data.Dataset`.
         pipeline: the key under which `native` knows it.
     """
-    if not isinstance(dataset._variant_tensor, ops.EagerTensor):
+    if why_not(dataset):
         return dataset
     wish = dataset.options()
     if wish.autotune.enabled is not False and wish.experimental_optimization.inject_prefetch is not False:
