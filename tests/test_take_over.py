@@ -176,3 +176,23 @@ def test_ours_with_no_workers_before(tmp_path: Path) -> None:
     got += [batch.tolist() for batch in iterator]
     assert got == expected
     pipeline.close()
+
+
+@pytest.mark.parametrize("how", ["release", "close"])
+def test_a_loader_that_keeps_its_workers_goes_on_with_the_orders_of_stock(how: str, tmp_path: Path) -> None:
+    """A new iterator would draw a seed that the kept one of stock does not draw."""
+    stock = loader_of(tmp_path, 60, persistent_workers=True)
+    expected, drawn = epochs_of(stock, 4), torch.rand(1)
+    loader = loader_of(tmp_path, 60, persistent_workers=True)
+    pipeline = find(loader, workers_kind="process").pipeline
+    iterator = pipeline.adopt(iter(loader))
+    pipeline.resize({"load": 3})
+    got = [[batch.tolist() for batch in iterator]]
+    got += epochs_of(loader)
+    assert iterator.engine is not None
+    getattr(pipeline, how)()
+    got += epochs_of(loader)
+    again = find(loader, workers_kind="process").pipeline
+    got.append([batch.tolist() for batch in again.adopt(iter(loader))])
+    assert got == expected and torch.equal(torch.rand(1), drawn)
+    again.close()

@@ -20,7 +20,7 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.ops import options as options_lib
 from tensorflow.python.framework import op_def_registry, ops
 
-from intune_callbacks.pipelines.tf_objects import held_bytes, wrappers
+from intune_callbacks.pipelines.tf_objects import held_bytes, why_not, wrappers
 
 __all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph", "attr", "functions_of"]
 
@@ -50,8 +50,8 @@ class DatasetGraph:
     """
 
     def __init__(self, dataset: Any) -> None:
-        if not isinstance(dataset._variant_tensor, ops.EagerTensor):
-            raise CannotRewrite("the dataset was made inside a tf.function; make it outside")
+        if why := why_not(dataset):
+            raise CannotRewrite(why)
         size = held_bytes(dataset)
         if size > LARGEST_COPY_BYTES:
             raise CannotRewrite(

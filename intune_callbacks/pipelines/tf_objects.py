@@ -1,4 +1,4 @@
-"""What the Python objects of a tf.data pipeline hold: the traced functions and the tensors behind the graph's nodes."""
+"""What the Python objects of a tf.data pipeline hold: options, functions, and the tensors behind its graph's nodes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,26 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import structured_function
+from tensorflow.python.framework import ops
 
-__all__ = ["held_bytes", "wrappers"]
+from intune_callbacks.pipelines.base import cpus_allowed
+
+__all__ = ["held_bytes", "threads_of", "why_not", "wrappers"]
+
+
+def why_not(dataset: Any) -> str:
+    """Return why another dataset cannot be iterated in the place of this one; empty where it can."""
+    if not isinstance(dataset._variant_tensor, ops.EagerTensor):
+        return "the dataset was made inside a tf.function; make it outside"
+    if type(dataset).__iter__ is not tf.data.Dataset.__iter__:  # what comes out need not be the dataset's elements
+        return f"{type(dataset).__name__} makes its iterators in a way of its own"
+    return ""
+
+
+def threads_of(dataset: Any) -> int:
+    """Return how many threads of TensorFlow's compute the dataset's functions."""
+    own = dataset.options().threading.private_threadpool_size
+    return int(own or tf.config.threading.get_inter_op_parallelism_threads() or cpus_allowed())
 
 
 def wrappers(dataset: Any) -> Iterator[Any]:

@@ -24,9 +24,11 @@ from intune_callbacks.pipelines.base import clamp, cpus_allowed
 from intune_callbacks.pipelines.tf_graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import Native, load
+from intune_callbacks.pipelines.tf_objects import threads_of
 from intune_callbacks.pipelines.tf_rewrite import rewrite
 from intune_callbacks.pipelines.tf_stage import GraphStage
 from intune_callbacks.pipelines.tf_stats import SinkReading, StageCourse, StageReading
+from intune_callbacks.pipelines.tf_timed import timed
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["DatasetPipeline", "is_compiled"]
@@ -55,6 +57,7 @@ class DatasetPipeline:
         live: False only counts and times; every number stays as the user, or tf.data's own tuner, sets it.
         wait: compile our operations now where that has not been done; False leaves it to `compile` and `late`.
         in_order: False lets stages deliver as they finish, where the same elements come out; see `tf_order`.
+        own: False for one that the user has not made: it is only timed, and of no stage anything is known.
 
     Attributes:
         dataset: what to iterate in place of the user's; the user's own when nothing could be done.
@@ -71,10 +74,12 @@ class DatasetPipeline:
         live: bool = True,
         wait: bool = True,
         in_order: bool = True,
+        own: bool = True,
     ) -> None:
         self.dataset = self._stock = dataset
-        self._live, self._in_order, self._high = live, in_order, max_workers or MAX_WORKERS
-        self._clock, self._key = clock, f"{os.getpid()}/{uuid.uuid4().hex}"
+        self._live, self._own, self._in_order = live, own, in_order
+        self._clock, self._high = clock, max_workers or MAX_WORKERS
+        self._key = f"{os.getpid()}/{uuid.uuid4().hex}"
         self._native: Native | None = None
         self._awaited = self._must_begin = False
         self._stages: tuple[GraphStage, ...] = ()
@@ -82,7 +87,7 @@ class DatasetPipeline:
         self._window: dict[str, int] = {}
         self._courses: dict[str, StageCourse] = {}
         self._pinned: set[str] = set()
-        self._threads = _threads_of(dataset)
+        self._threads = threads_of(dataset)
         self._asked: dict[str, int] = {}
         self._most: dict[str, int] = {}
         self._late: set[str] = set()
@@ -170,12 +175,18 @@ class DatasetPipeline:
             return f"the pipeline is left as it is: {type(error).__name__}: {_first_line(error)}"
 
     def _install(self, native: Native) -> str:
-        rewritten = rewrite(
-            self._stock, self._key, live=self._live, cpus=min(16, cpus_allowed()), in_order=self._in_order
-        )
+        given = {"live": self._live, "cpus": min(16, cpus_allowed()), "in_order": self._in_order}
+        rewritten, why = None, "the pipeline is only timed"
+        try:
+            if self._own:
+                rewritten = rewrite(self._stock, self._key, **given)
+        except CannotRewrite as error:
+            why = str(error)
+        if rewritten is None:
+            self.dataset, self._native = timed(native, self._stock, self._key), native
+            return why
         self.dataset = rewritten.build(self._live)
-        self.hints = rewritten.hints
-        self._native, self._stages = native, rewritten.stages
+        self._native, self._stages, self.hints = native, rewritten.stages, rewritten.hints
         for stage in self._stages:
             self._courses[stage.name] = StageCourse()
             self._found(stage, max(1, stage.value, stage.workers))
@@ -288,12 +299,6 @@ class DatasetPipeline:
 def is_compiled() -> bool:
     """Return whether our operations are there, so that nobody has to wait for a compiler."""
     return tf_build.library_path().exists()
-
-
-def _threads_of(dataset: tf.data.Dataset) -> int:
-    """Return how many threads of TensorFlow's compute the dataset's functions."""
-    own = dataset.options().threading.private_threadpool_size
-    return int(own or tf.config.threading.get_inter_op_parallelism_threads() or cpus_allowed())
 
 
 def _first_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from intune_callbacks.pipelines.worker_cost import Startup, fork_s
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock
 
-__all__ = ["WORKERS", "Engines", "pinning"]
+__all__ = ["WORKERS", "Engines", "Kept", "pinning"]
 
 WORKERS = "load"
 
@@ -128,20 +128,11 @@ class Engines:
             generator: where the base seed of its workers is drawn from.
             done: batches of the epoch that were delivered before.
         """
-        # Of torch's own class: a subclass may end its workers where its instances end.
-        twin: DataLoader[Any] = DataLoader.__new__(DataLoader)
-        given: dict[str, Any] = {"sampler": (), "generator": generator}
-        if self.loader.batch_sampler is not None:
-            given["batch_sampler"] = ()
-        vars(twin).update(vars(self.loader) | given)
-        iterator = self.timed(partial(DataLoader._get_iterator, twin))
-        iterator._index_sampler, iterator._sampler_iter = self.loader._index_sampler, sampler
-        iterator._num_yielded = done
-        if self.loader.num_workers:
-            iterator._send_idx = iterator._rcvd_idx = done
-        for _ in range(self.loader.num_workers * (self.loader.prefetch_factor or 0)):
-            iterator._try_put_index()
-        return iterator
+        return self.timed(partial(going_on, self.loader, sampler, generator, done))
+
+    def stock_again(self, sampler: Iterator[Any], base_seed: int, done: int = 0) -> Any:
+        """Return the same where the base seed was drawn before."""
+        return self.stock_from(sampler, torch.Generator().manual_seed(base_seed), done)
 
     def timed(self, make: Callable[[], Any]) -> Any:
         """Return what `make` returns, which starts the loader's own workers; the time that takes is noted."""
@@ -243,3 +234,39 @@ def pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
     if device is None or device.type == "mps":
         return None
     return pin(torch.accelerator.current_device_index(), device.type)
+
+
+def going_on(loader: DataLoader[Any], sampler: Iterator[Any], generator: torch.Generator, done: int = 0) -> Any:
+    """Return a stock iterator of a loader that goes on with `sampler`; see `Engines.stock_from`."""
+    # Of torch's own class: a subclass may end its workers where its instances end.
+    twin: DataLoader[Any] = DataLoader.__new__(DataLoader)
+    given: dict[str, Any] = {"sampler": (), "generator": generator}
+    if loader.batch_sampler is not None:
+        given["batch_sampler"] = ()
+    vars(twin).update(vars(loader) | given)
+    iterator: Any = DataLoader._get_iterator(twin)
+    iterator._index_sampler, iterator._sampler_iter = loader._index_sampler, sampler
+    iterator._num_yielded = done
+    if loader.num_workers:
+        iterator._send_idx = iterator._rcvd_idx = done
+    for _ in range(loader.num_workers * (loader.prefetch_factor or 0)):
+        iterator._try_put_index()
+    return iterator
+
+
+class Kept:
+    """Stands for an iterator that the loader keeps (`persistent_workers`) and whose workers have ended with a training.
+
+    A loader without one would draw a seed for a new one, and from then on other orders than those of stock.
+
+    Args:
+        base_seed: of the iterator.
+    """
+
+    def __init__(self, base_seed: int) -> None:
+        self._base_seed = base_seed
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """Begin the next epoch: with a stock iterator in this one's place."""
+        again = torch.Generator().manual_seed(self._base_seed)
+        loader._iterator = going_on(loader, iter(loader._index_sampler), again)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from intune_callbacks.pipelines.elastic import ElasticMap
@@ -36,6 +35,7 @@ class LoaderIterator:
         stock: a running iterator of the loader's own; None to `begin` in ours.
 
     Attributes:
+        children: the processes that compute.
         engine: ours, None while the stock iterator feeds itself.
         has_ended: True after the last batch, or when it was closed.
         is_behind: True where a stock iterator hands on these batches: somebody else holds that one.
@@ -46,13 +46,13 @@ class LoaderIterator:
         self._stock: Any = None if stock is None else Stock(stock)
         self._source: Any = None
         self.engine: ElasticMap[Any] | None = None
-        self._children = Children(engines)
+        self.children = Children(engines)
         # Batches of all epochs, and those before this one.
         self._number = self._begun = 0
         self.has_ended = self.is_behind = False
         self._turn, self._is_put_off = threading.Lock(), False
         if stock is not None:
-            self._children.base_seed, self._number = stock._base_seed, stock._num_yielded
+            self.children.base_seed, self._number = stock._base_seed, stock._num_yielded
             self.has_ended = self._number > 0 and Stock(stock).is_over(engines.length())
             engines.watch.begin(stock)
 
@@ -67,7 +67,7 @@ class LoaderIterator:
         """
         loader = engines.loader
         ours = cls(engines)
-        sampler, ours._children.base_seed, again = engines.drawn()
+        sampler, ours.children.base_seed, again = engines.drawn()
         try:
             ours._start(sampler, 0, 0)
         except Exception as error:
@@ -80,7 +80,7 @@ class LoaderIterator:
     @property
     def pool(self) -> ProcessPool | None:
         """The child processes of ours, None if there are none."""
-        return self._children.pool
+        return self.children.pool
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -114,7 +114,7 @@ class LoaderIterator:
         if self._stock is not None:
             # What the stock iterator still has in flight comes first.
             if engine.workers < engines.workers:
-                self._children.grow(engine, waiting=False)
+                self.children.grow(engine, waiting=False)
             batch = _NONE if self._stock.is_over(None) else next(self._stock, _NONE)
             if batch is not _NONE:
                 self._number += 1
@@ -124,7 +124,7 @@ class LoaderIterator:
             self._drop_stock(waiting=engines.start_method != "spawn")
         if engine.workers < engines.workers:
             engine.prime(asked=True)
-            self._children.grow(engine, waiting=True)
+            self.children.grow(engine, waiting=True)
         return _NONE
 
     # -- the numbers ---------------------------------------------------------------------------------------------
@@ -155,13 +155,13 @@ class LoaderIterator:
         if self.has_ended:
             return
         if engine is None and engines.is_stock:
-            self._children.spare()
+            self.children.spare()
         elif engine is None:
             self._engage()
         else:
             engine.resize(min(engines.workers, engine.workers), engines.window)
             if engine.workers < engines.workers:
-                self._children.grow(engine, waiting=False)
+                self.children.grow(engine, waiting=False)
             self._prime(engine)
 
     def _engage(self) -> None:
@@ -189,18 +189,18 @@ class LoaderIterator:
         engine.prime(before=0 if self._stock is None else self._stock.left)
 
     def _start(self, sampler: Iterator[Any], number: int, pulled: int) -> None:
-        pool = self._children.begun()
-        self._source = Numbered(sampler, self._children.base_seed, number)
+        pool = self.children.begun()
+        self._source = Numbered(sampler, self.children.base_seed, number)
         try:
             self.engine = self.engines.engine(self._source, pulled, pool)
         except BaseException:
-            self._children.drop()
+            self.children.drop()
             raise
 
     def _is_held_up(self) -> bool:
         """Return whether the stock engine goes on, for our workers cannot compute yet or never will."""
         try:
-            self._is_put_off = not self._children.are_ready()
+            self._is_put_off = not self.children.are_ready()
         except Exception as error:
             self.engines.refused(error, None)
         return self._is_put_off or self.engines.is_stock
@@ -228,11 +228,11 @@ class LoaderIterator:
         if self._stock is not None and not self._stock.is_shut:
             self._stock.resume(source.rest())
         else:
-            again = torch.Generator().manual_seed(self._children.base_seed)
-            self._stock = Stock(self.engines.stock_from(source.rest(), again, self._number - self._begun))
+            done = self._number - self._begun
+            self._stock = Stock(self.engines.stock_again(source.rest(), self.children.base_seed, done))
         engine.close()
         self.engine = None
-        self._children.drop()
+        self.children.drop()
 
     # -- the next epoch and the end ------------------------------------------------------------------------------
 
@@ -263,10 +263,9 @@ class LoaderIterator:
             self._drop_stock()
             self.engine.prime()
             return
-        self._children.drop()
+        self.children.drop()
         if self._stock is None:
-            again = torch.Generator().manual_seed(self._children.base_seed)
-            self._stock = Stock(engines.stock_from(sampler, again))
+            self._stock = Stock(engines.stock_again(sampler, self.children.base_seed))
         else:
             self._stock.reset(loader, first_iter)
         engines.watch.begin(self._stock.iterator)
@@ -285,7 +284,7 @@ class LoaderIterator:
         if self.engine is not None:
             self._drop_stock()
             self.engine.close()
-        self._children.drop()
+        self.children.drop()
 
     def _drop_stock(self, waiting: bool = True) -> None:
         stock, self._stock = self._stock, None

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import (
 )
 
 from intune_callbacks.pipelines.base import clamp
-from intune_callbacks.pipelines.torch_engine import WORKERS, Engines
+from intune_callbacks.pipelines.torch_engine import WORKERS, Engines, Kept
 from intune_callbacks.pipelines.torch_iterator import LoaderIterator
 from intune_callbacks.pipelines.torch_reach import Seam, attributes, has_own_iterator, hidden_in, is_of
 from intune_callbacks.pipelines.torch_stock import shown_by
@@ -217,7 +217,8 @@ class MapLoader:
                 # At the end of a training, new stock workers of a kept iterator would work for nobody, and might hang.
                 is_left = name == "_iterator" and not (goes_on or ours.is_behind or ours.engine is None)
                 given = None if is_left else ours.give_back()
-                if given is not None or name == "_iterator":  # which is made anew then, for the next epoch
+                if given is not None or name == "_iterator":
+                    given = Kept(ours.children.base_seed) if given is None else given
                     object.__setattr__(self._loader, name, given)
         running = self._iterator()
         if running is not None and running.is_behind:

@@ -16,7 +16,7 @@ from intune_callbacks.pipelines.find import Found
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import COMPILE_AFTER_S, TunedFit, stage_metrics
 from intune_callbacks.session.keras_bar import Bar, put_first
-from intune_callbacks.session.keras_hooks import Fetches, TrainData, batch_rows, from_fit
+from intune_callbacks.session.keras_hooks import Fetches, TrainData, batch_rows, from_fit, why_not
 from intune_callbacks.session.keras_source import take_over
 from intune_callbacks.session.keras_timer import LoopReading, LoopTimer
 from intune_callbacks.session.loaders import let_go
@@ -76,9 +76,8 @@ class Fit(TunedFit):
         iterator, callbacks = from_fit(frame)
         put_first(callbacks, callback)
         self._bar = Bar(callbacks)
-        if iterator is None:
-            self.why = "this version of Keras keeps its data where InTune does not find it; nothing is tuned"
-        else:
+        self.why = why_not(iterator)
+        if not self.why:
             with self.guarded("the first look at the training data"):
                 self.data = TrainData(iterator)
                 self._attach(self.data)
@@ -208,6 +207,7 @@ class Fit(TunedFit):
                     clock=self._clock,
                     max_workers=config.max_workers,
                     live=tune and data.own,
+                    own=data.own,
                     wait=False,
                     in_order=config.order == "same",
                 )

@@ -11,7 +11,7 @@ from typing import Any
 from intune_callbacks.session.samples import samples_in
 from intune_callbacks.types import Clock
 
-__all__ = ["GIVE_OTHER", "NO_PYDATASET", "Fetches", "TrainData", "batch_rows", "from_fit"]
+__all__ = ["GIVE_OTHER", "NO_PYDATASET", "Fetches", "TrainData", "batch_rows", "from_fit", "why_not"]
 
 GIVE_OTHER = "give model.fit a tf.data.Dataset or a torch DataLoader to have it tuned"
 NO_PYDATASET = "this version of Keras keeps the workers of a PyDataset where InTune does not find them"
@@ -35,6 +35,20 @@ def from_fit(frame: FrameType | None) -> tuple[Any, Any]:
             return (found if known else None), frame.f_locals.get("callbacks")
         frame = frame.f_back
     return None, None
+
+
+def why_not(epoch_iterator: Any) -> str:
+    """Return why nothing of a fit can be measured; empty where it can.
+
+    Args:
+        epoch_iterator: what `from_fit` found.
+    """
+    if epoch_iterator is None:
+        return "this version of Keras keeps its data where InTune does not find it; nothing is tuned"
+    if "_get_iterator" in vars(epoch_iterator):
+        # Two of our operations behind one stage would set the number of the same kernel, and one inside its own lock.
+        return "another InTuneCallback of this fit has the data; one is enough"
+    return ""
 
 
 class TrainData:
@@ -125,14 +139,16 @@ class TrainData:
     def time(self, fetches: Fetches, watched: Callable[[], int]) -> None:
         """Send the fetches of every iterator nobody else watches through Python, where they are counted.
 
-        Without that the fetches of TensorFlow are part of its compiled step.
+        Without that the fetches of TensorFlow are part of its compiled step. They stay so where a compiled loop takes
+        several: in Python the same steps take several times as long, and the last few of an epoch are not told to the
+        callbacks.
 
         Args:
             fetches: counts them.
             watched: how many iterators have been made so far that are timed in another way.
         """
         iterator = self._iterator()
-        if iterator is None or (not self.in_python and self.dataset is None):
+        if iterator is None or (not self.in_python and (self.dataset is None or self.together > 1)):
             return
         # Not a bound method: a cycle would keep the object alive after its fit.
         stock, owner = type(iterator)._get_iterator, self._iterator

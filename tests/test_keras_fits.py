@@ -1,0 +1,148 @@
+"""Fits as strangers make them: a second callback, steps taken together, arrays, one fit after the other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+pytest.importorskip("keras")
+
+import keras
+import tensorflow as tf
+from keras_runs import EAGER, rows
+from restless import Restless
+
+from intune_callbacks.keras import InTuneCallback
+from intune_callbacks.pipelines import tf_build, tf_graph, tfdata
+from intune_callbacks.session import keras_fit
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("Keras is on another backend", allow_module_level=True)
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before"),
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+ROWS = 68
+X = np.arange(2 * ROWS, dtype=np.float32).reshape(ROWS, 2)
+
+
+@pytest.fixture(autouse=True)
+def _no_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INTUNE_MODE", raising=False)
+    tfdata.load()
+
+
+class Told(keras.callbacks.Callback):  # type: ignore[misc]
+    """What Keras tells its callbacks, batch by batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[Any] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.all.append((batch, dict(logs)))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.all.append({key: value for key, value in logs.items() if not key.startswith("intune/")})
+
+
+def told(given: dict[str, Any], *callbacks: Any, together: int = 1) -> tuple[list[Any], list[str]]:
+    """Return what a fit told, and of what it warned."""
+    keras.utils.set_random_seed(3)
+    model, note = keras.Sequential([keras.layers.Dense(1)]), Told()
+    model.compile(keras.optimizers.SGD(1e-6), "mse", jit_compile=False, steps_per_execution=together)
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        model.fit(**given, epochs=2, verbose=0, callbacks=[note, *callbacks])
+    return note.all, sorted({str(one.message) for one in raised if "ran out of data" in str(one.message)})
+
+
+def slices() -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, X[:, :1]))
+
+
+GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrays": lambda: {"x": X, "y": X[:, :1], "batch_size": 4},
+    "a dataset": lambda: {"x": slices().batch(4)},
+    "of unknown length": lambda: {"x": slices().filter(lambda x, y: True).batch(4).prefetch(1)},
+    "without AUTOTUNE": lambda: {"x": slices().batch(4).with_options(without_autotune())},
+}
+
+
+def without_autotune() -> Any:
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options
+
+
+@pytest.mark.parametrize(
+    ("kind", "together", "compiled"),
+    [*((kind, 5, True) for kind in GIVEN), ("a dataset", 1, True), ("arrays", 5, False)],
+)
+def test_what_cannot_be_taken_apart_is_told_batch_by_batch_as_without_us(
+    kind: str, together: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tf_graph, "LARGEST_COPY_BYTES", 0)
+    if not compiled:
+        monkeypatch.setattr(tfdata, "is_compiled", lambda: False)
+        monkeypatch.setattr(tf_build, "begin", lambda: None)
+    stock, callback = told(GIVEN[kind](), together=together), InTuneCallback(**EAGER)
+    assert told(GIVEN[kind](), callback, together=together) == stock
+    assert len(stock[0]) == 2 * (-(-17 // together) + 1)
+    assert callback.report["frozen"] is None and callback.report["stages"] == []
+    if compiled:
+        assert callback.report["whole"]["samples"] == 2 * ROWS
+        assert kind == "arrays" or "MB of tensors are part of the dataset" in callback.report["next"]
+
+
+def test_arrays_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of 12 MB of them took five times as long as the fit."""
+
+    def never(*given: Any) -> Any:
+        raise AssertionError("a dataset that Keras made is only timed")
+
+    monkeypatch.setattr(tf_graph.DatasetGraph, "__init__", never)
+    stock, callback = told(GIVEN["arrays"]()), InTuneCallback(**EAGER)
+    assert told(GIVEN["arrays"](), callback) == stock
+    assert callback.report["whole"]["samples"] == 2 * ROWS
+
+
+def test_a_second_callback_of_a_fit_stands_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras_fit, "Tuner", Restless)
+    stock = told({"x": rows(unknown=True)})
+    first, second = InTuneCallback(**EAGER), InTuneCallback(**EAGER)
+    assert told({"x": rows(unknown=True)}, first, second) == stock
+    assert first.report["stages"] and first.report["frozen"] is None
+    assert second.report["stages"] == [] and "another InTuneCallback" in second.report["next"]
+
+
+class FirstTwo(tf.data.Dataset):  # type: ignore[misc]
+    """A user's class that makes its iterators in a way of its own."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        super().__init__(inner._variant_tensor)
+
+    def _inputs(self) -> list[Any]:
+        return [self.inner]
+
+    @property
+    def element_spec(self) -> Any:
+        return self.inner.element_spec
+
+    def __iter__(self) -> Any:
+        return iter(self.inner.take(2))
+
+
+def test_a_dataset_that_makes_its_own_iterators_keeps_them() -> None:
+    stock, callback = told({"x": FirstTwo(rows())}), InTuneCallback(**EAGER)
+    assert told({"x": FirstTwo(rows())}, callback) == stock
+    assert len(stock[0]) == 2 * (2 + 1)
+    assert "FirstTwo" in callback.report["next"]
