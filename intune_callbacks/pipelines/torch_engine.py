@@ -168,13 +168,14 @@ class Engines:
         """Return the plain values that dataset and collate function hold now, None where no process gets a copy."""
         return plain_values((self.loader.dataset, self.loader.collate_fn)) if self.kind == "process" else None
 
-    def engine(self, source: Numbered, pulled: int, pool: ProcessPool | None) -> ElasticMap[Any]:
+    def engine(self, source: Numbered, pulled: int, pool: ProcessPool | None, workers: int) -> ElasticMap[Any]:
         """Return our engine with its first workers; the source has not been touched.
 
         Args:
             source: numbered indices.
             pulled: batches of the epoch that were pulled before.
             pool: the children; None computes in threads.
+            workers: the first ones.
 
         Raises:
             Exception: a worker could not be started; then none is left.
@@ -185,7 +186,7 @@ class Engines:
         return ElasticMap(
             source,
             fetch if pool is None else None,
-            workers=self.at_once,
+            workers=workers,
             window=self.window,
             ordered=loader.in_order and self._in_order,
             pool=pool,

@@ -77,6 +77,11 @@ class ProcessPool:
         return tuple(pid for pid, child in list(self._all.items()) if child.process.is_alive())
 
     @property
+    def processes(self) -> list[Any]:
+        """The children, of multiprocessing."""
+        return [child.process for child in list(self._all.values())]
+
+    @property
     def idle(self) -> int:
         """Parked children."""
         return len(self._idle)
