@@ -14,8 +14,9 @@ from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.hold import Hold
+from intune_callbacks.pipelines.torch_carry import Carry
 from intune_callbacks.pipelines.torch_stock import Numbered
-from intune_callbacks.pipelines.torch_workers import Fetch, Start, carry_tensor, context_of, pin
+from intune_callbacks.pipelines.torch_workers import Fetch, Start, context_of, pin
 from intune_callbacks.pipelines.watched import Watch
 from intune_callbacks.pipelines.worker_cost import Startup, fork_s
 from intune_callbacks.pipelines.workers import ProcessPool
@@ -162,7 +163,7 @@ class Engines:
         loader = self.loader
         start = Start(loader.dataset, loader.worker_init_fn, base_seed, loader.num_workers)
         context = context_of(loader.multiprocessing_context)
-        return ProcessPool(Fetch(loader, start), context, start, carry_tensor, self.startup)
+        return ProcessPool(Fetch(loader, start), context, start, Carry, self.startup)
 
     def given(self) -> Any:
         """Return the plain values that dataset and collate function hold now, None where no process gets a copy."""

@@ -17,7 +17,8 @@ from torchdata.nodes.map import MapOverBatch, _ParallelMapperImpl
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import CHANGED, plain_values
-from intune_callbacks.pipelines.torch_workers import SeededMap, Start, carry_tensor, context_of, random_states
+from intune_callbacks.pipelines.torch_carry import Carry
+from intune_callbacks.pipelines.torch_workers import SeededMap, Start, context_of, random_states
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock, Stage, StageStats
 
@@ -191,7 +192,7 @@ class NodeStage:
             self._epochs += 1
             self._given = plain_values(self.node.map_fn)
             fn = SeededMap(self.node.map_fn, random_states(self._epochs))
-            pool = ProcessPool(fn, context_of(self.node.multiprocessing_context), Start(), carry_tensor)
+            pool = ProcessPool(fn, context_of(self.node.multiprocessing_context), Start(), Carry)
             source = enumerate(source)
         try:
             return self._engine(source, pool, snapshot)

@@ -45,7 +45,7 @@ class ProcessPool:
         context: a multiprocessing context.
         start: called once in each child with the number of children started before; what the first one returned is
             in its `told` in all of them before they compute.
-        reducer: pickling of special types, as `pickle.Pickler.reducer_override`.
+        reducer: pickling of special types.
         startup: where the seconds spent starting children are added up.
     """
 
