@@ -70,6 +70,19 @@ class Cached:
         self.loader = loader
 
 
+class Shapeless:
+    """A ragged batch, such as torch's nested tensors, that raises when it is asked for its shape."""
+
+    @property
+    def shape(self) -> Any:
+        raise RuntimeError("no sizes")
+
+
+def test_a_batch_that_raises_when_it_is_looked_at_is_what_the_loader_says() -> None:
+    assert Samples(8).count([Shapeless(), THREE]) == 8
+    assert samples_in(Shapeless()) == 1
+
+
 def test_a_batch_of_another_kind_is_counted_as_it_is() -> None:
     samples = Samples(8)
     assert [samples.count(batch) for batch in ([["a"] * 8, None], None, THREE, {"x": THREE})] == [8, 8, 3, 3]

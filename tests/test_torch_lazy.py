@@ -688,3 +688,32 @@ def test_a_new_epoch_starts_the_users_workers_and_the_rest_on_the_way(monkeypatc
         next(iterator)
     assert len(started) == 8 and iterator.engine.workers == 8
     pipeline.close()
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_what_people_reach_for_in_an_iterator_besides_batches(taken_over) -> None:
+    """MosaicML's Composer, federated loops and scripts that clean up end the workers of the iterator a loader keeps."""
+    loader = DataLoader(Rows(sleep_s=0.001), batch_size=BATCH, num_workers=2, persistent_workers=True)
+    pipeline = find(loader).pipeline
+    pipeline.prepare()
+    expected = list(range(ROWS))
+    for _ in range(2):
+        seen: list[int] = []
+        for number, batch in enumerate(loader, 1):
+            seen += batch.flatten().tolist()
+            if number == 3 and taken_over:
+                pipeline.resize({"load": 3, "load.window": 7})
+            kept = loader._iterator
+            assert kept._num_yielded == number
+            assert kept._dataset is loader.dataset
+            assert (kept._num_workers, kept._drop_last, kept._shutdown) == (2, False, False)
+            assert all(worker.is_alive() for worker in kept._workers)
+        assert seen == expected
+        assert len(kept._workers) >= 2
+        kept._shutdown_workers()
+        assert kept._shutdown
+        assert not children()
+        loader._iterator = None
+    with pytest.raises(AttributeError):
+        kept.nobody_knows_this  # noqa: B018
+    pipeline.close()

@@ -27,7 +27,7 @@ from intune_callbacks import ConfigError  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
 from intune_callbacks.measure.idle import IdleCpus  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.pipelines.torch_workers import _rebuild_spread, carry_tensor  # noqa: E402
+from intune_callbacks.pipelines.torch_carry import _rebuild_spread, carry_tensor  # noqa: E402
 
 # -- num_workers=0: the dataset stays in the training process ----------------------------------------------------------
 
@@ -418,6 +418,76 @@ def test_sums_over_a_view_round_as_they_did(order: list[int], step: int, gap: in
         *(partial(torch.sum, dim=d) for d in range(3)),
     ):
         assert torch.equal(what(arrived), what(view))
+
+
+# -- batches that the training changes in their place ------------------------------------------------------------------
+
+
+def shifted(items: list[Any]) -> Any:
+    tokens = torch.stack([torch.arange(33) + item for item in items])
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def several(items: list[Any]) -> Any:
+    whole = torch.rand(40, 50, generator=torch.Generator().manual_seed(items[0]))
+    return {"whole": whole, "row": whole[3], "turned": whole.t(), "part": whole[5:9, ::3], "flat": whole.view(-1)}
+
+
+def expanded(items: list[Any]) -> Any:
+    row = torch.tensor(items, dtype=torch.float64)
+    return [row, row.expand(3, -1), row.view(torch.int64), row[:1]]
+
+
+def read_only(items: list[Any]) -> Any:
+    small, large = np.arange(10) + items[0], np.arange(1000) + items[0]
+    small.flags.writeable = large.flags.writeable = False
+    return small, large, np.frombuffer(b"12345678", dtype=np.int64)
+
+
+def many_read_only(items: list[Any]) -> Any:
+    arrays = [np.arange(600) + items[0] for _ in range(600)]
+    for array in arrays:
+        array.flags.writeable = False
+    return arrays
+
+
+def values(batch: Any) -> list[Any]:
+    return list(batch.values()) if isinstance(batch, dict) else list(batch)
+
+
+@pytest.mark.parametrize("collate", [shifted, several, expanded, read_only, many_read_only])
+def test_a_change_in_its_place_shows_where_it_does_in_a_stock_loader(collate: Any) -> None:
+    def changed(tuned: bool) -> list[Any]:
+        loader = DataLoader(list(range(32)), batch_size=4, num_workers=2, collate_fn=collate)
+        pipeline = find(loader).pipeline if tuned else None
+        seen: list[Any] = []
+        iterator = iter(loader) if pipeline is None else pipeline.adopt(iter(loader))
+        for number, batch in enumerate(iterator):
+            if pipeline is not None and number == 0:
+                pipeline.resize({"load": 3, "load.window": 8})
+            parts = values(batch)
+            parts[0] += 7
+            parts[-1] *= 3
+            seen.append([part.tolist() for part in parts])
+        if pipeline is not None:
+            pipeline.close()
+        return seen
+
+    assert changed(True) == changed(False)
+
+
+def test_tensors_on_one_memory_are_none_of_each_others_views() -> None:
+    """A view in autograd's sense shares a version: a change of the one would forbid a gradient by the other."""
+    loader = DataLoader(list(range(32)), batch_size=4, num_workers=1, collate_fn=several)
+    pipeline = find(loader).pipeline
+    list(pipeline.adopt(iter(loader)))
+    pipeline.resize({"load": 2, "load.window": 5})
+    for batch in loader:
+        weight = torch.ones(50, requires_grad=True)
+        loss = (batch["row"] * weight).sum()
+        batch["whole"].add_(1.0)
+        loss.backward()
+    pipeline.close()
 
 
 def sparse(rows: list[int]) -> torch.Tensor:

@@ -2,24 +2,216 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import threading
+import weakref
+import zlib
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-__all__ = ["plain_values"]
+import numpy as np
 
-NESTED, MOST_PARTS = 4, 64
-"""How deep, and how many parts of each object, are looked at for values the training changed. A choice: a
-large dataset must not hold up the training."""
+__all__ = ["CHANGED", "plain_values"]
+
+CHANGED = "the training changed the dataset after its workers had started: no more of them now"
+
+NESTED, MOST_OBJECTS, MOST_PARTS, SAMPLED = 10, 1024, 64, 4096
+"""How deep, and how many objects in all, are looked into; how many parts of each container are, and how many more, in
+equal distances, are only told apart. A choice: all of it takes a few milliseconds at most, as long as a fork does."""
+
+SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
+CONTAINERS = (list, tuple, dict, set, deque, Namespace, SimpleNamespace)
+OPAQUE = frozenset({"lightning", "pytorch_lightning", "lightning_fabric", "logging", "tqdm"})
+"""Packages whose objects change with each step of a training; no sample is made of them."""
+FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
 
 
-def plain_values(given: Any, depth: int = NESTED) -> Any:
-    """Return the numbers and strings in an object and in what it holds, so that two such returns can be compared."""
-    if given is None or isinstance(given, bool | int | float | str):
-        return given
-    if depth == 0:
+def plain_values(given: Any) -> Any:
+    """Return what was found in an object and in what it holds, so that two such returns can be compared.
+
+    Values are looked at, and what functions use besides their arguments: what stands in a closure, class or module.
+    Of a large array or list only a part is. What is in memory shared by processes is no difference.
+    """
+    return _Look().at(given, NESTED)
+
+
+class _Look:
+    def __init__(self) -> None:
+        self._left = MOST_OBJECTS
+        self._seen: set[int] = set()
+
+    def at(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind in SCALARS:
+            return value
+        self._left -= 1
+        if depth <= 0 or self._left < 0 or id(value) in self._seen:
+            return None
+        self._seen.add(id(value))
+        try:
+            return kind.__name__, self._inside(value, kind, depth - 1)
+        except Exception:  # anything may raise when it is looked at
+            return None
+
+    def _inside(self, value: Any, kind: type, depth: int) -> Any:
+        if issubclass(kind, np.ndarray):
+            return _array(value)
+        torch = sys.modules.get("torch")
+        if torch is not None and issubclass(kind, torch.Tensor):
+            return _tensor(value)
+        if issubclass(kind, np.generic):
+            return value.tobytes()
+        if issubclass(kind, (list, tuple, deque, set, frozenset)):
+            return self._sequence(value, depth), self._attributes(value, kind, depth)
+        if issubclass(kind, dict):
+            return self._mapping(value, depth), self._attributes(value, kind, depth)
+        if issubclass(kind, FUNCTIONS):
+            return self._function(value, depth)
+        if issubclass(kind, (weakref.ref, threading.local)):
+            return None
+        if issubclass(kind, (type, ModuleType)) or kind.__module__.partition(".")[0] in OPAQUE:
+            return id(value)
+        held = self._attributes(value, kind, depth)
+        return (held, self._class(kind, depth)) if held is not None else id(value)
+
+    def _sequence(self, value: Any, depth: int) -> Any:
+        size = len(value)
+        step = size // SAMPLED + 1
+        sample = value[::step] if issubclass(type(value), (list, tuple)) else itertools.islice(value, SAMPLED)
+        return size, self._parts(sample, depth)
+
+    def _mapping(self, value: dict[Any, Any], depth: int) -> Any:
+        items = list(itertools.islice(dict.items(value), SAMPLED))
+        return len(value), self._parts((key for key, _ in items), depth), self._parts((v for _, v in items), depth)
+
+    def _parts(self, parts: Any, depth: int) -> list[Any]:
+        found, looked_into = [], 0
+        for part in parts:
+            if type(part) in SCALARS:
+                found.append(part)
+            elif looked_into < MOST_PARTS:
+                looked_into += 1
+                found.append(self.at(part, depth))
+            else:
+                found.append(id(part))
+        return found
+
+    def _attributes(self, value: Any, kind: type, depth: int) -> Any:
+        """Return what an object holds; None where it cannot hold anything."""
+        slots = [name for base in kind.__mro__ if "__slots__" in base.__dict__ for name in _names(base)]
+        held = getattr(value, "__dict__", None)
+        if held is None and not slots:
+            return None
+        parts = [*(held or {}).items(), *((name, _slot(value, name)) for name in slots)]
+        # What is kept to save work is the same when it is made again.
+        return [(name, self.at(part, depth)) for name, part in parts if "cache" not in name.lower()]
+
+    def _class(self, kind: type, depth: int) -> Any:
+        """Return what the methods of a class of the user's use, and what else stands in it."""
+        if id(kind) in self._seen:
+            return None
+        self._seen.add(id(kind))
+        found = []
+        for base in kind.__mro__:
+            if _is_users(sys.modules.get(base.__module__)):
+                for name, part in list(vars(base).items()):
+                    if _may_hold(part):
+                        found.append((name, self.at(part, depth)))
+        return found
+
+    def _function(self, value: Any, depth: int) -> Any:
+        if isinstance(value, partial):
+            return self.at(value.func, depth), self.at(value.args, depth), self.at(value.keywords, depth)
+        if isinstance(value, MethodType):
+            return self.at(value.__func__, depth), self._used_of(value.__self__, value.__func__, depth)
+        if isinstance(value, BuiltinFunctionType):
+            return value.__name__, self.at(value.__self__, depth)
+        cells = value.__closure__ or ()
+        held = [self.at(cell.cell_contents, depth) if _is_filled(cell) else None for cell in cells]
+        outside = value.__globals__
+        used = [
+            (name, self.at(outside[name], depth))
+            for name in (_used(value.__code__) if "-packages" not in value.__code__.co_filename else ())
+            if name in outside and _may_hold(outside[name])
+        ]
+        return value.__code__, held, self.at(value.__defaults__, depth), self.at(value.__kwdefaults__, depth), used
+
+    def _used_of(self, owner: Any, fn: Any, depth: int) -> Any:
+        """Return what a method uses of its object, which may be a whole model in training."""
+        held = getattr(owner, "__dict__", {})
+        known: dict[str, None] = {}
+        waiting = [fn]
+        while waiting:
+            code = getattr(waiting.pop(), "__code__", None)
+            for name in _used(code) if code is not None else ():
+                if name not in known:
+                    known[name] = None
+                    waiting.append(getattr(type(owner), name, None))
+        return [(name, self.at(held[name], depth)) for name in known if name in held]
+
+
+def _array(value: np.ndarray[Any, Any]) -> Any:
+    # What a large one stands on may be a file, of which each look would read.
+    base: Any = value
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    if value.size > SAMPLED and not (isinstance(base, (np.ndarray, bytes)) and not isinstance(base, np.memmap)):
+        return value.shape, value.__array_interface__["data"]
+    sample = value.flat[:: value.size // SAMPLED + 1]
+    if value.dtype.hasobject:
+        return value.shape, [part if type(part) in SCALARS else id(part) for part in sample.tolist()]
+    return value.shape, value.dtype.str, zlib.crc32(sample.tobytes())
+
+
+def _tensor(value: Any) -> Any:
+    if value.is_shared():
+        return value.data_ptr()
+    if value.numel() <= SAMPLED and value.device.type == "cpu":
+        raw = value.detach().contiguous().flatten().view(sys.modules["torch"].uint8)
+        return value.shape, value.dtype, zlib.crc32(raw.numpy())
+    # Each change in its place counts up.
+    return value.shape, value.dtype, value.data_ptr(), value._version
+
+
+def _slot(value: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:  # nothing is in it, or it has another name outside its class
         return None
-    if isinstance(given, list | tuple):
-        return [plain_values(part, depth - 1) for part in given[:MOST_PARTS]]
-    held = getattr(given, "__dict__", None)
-    if not isinstance(held, dict):
-        return None
-    return {name: plain_values(held[name], depth - 1) for name in list(held)[:MOST_PARTS]}
+
+
+def _may_hold(value: Any) -> bool:
+    return type(value) in SCALARS or isinstance(value, (*CONTAINERS, FunctionType))
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _used(code: CodeType) -> Iterator[str]:
+    """Yield the names a function uses that are none of its own, those in functions within it, too."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _used(part)
+
+
+def _is_users(module: ModuleType | None) -> bool:
+    if module is None or module.__name__ == "__main__":
+        return True
+    file = getattr(module, "__file__", None)
+    return file is not None and "-packages" not in file
+
+
+def _names(base: type) -> tuple[str, ...]:
+    slots = base.__dict__["__slots__"]
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))

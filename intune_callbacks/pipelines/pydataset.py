@@ -12,7 +12,7 @@ from typing import Any
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
-from intune_callbacks.pipelines.given import plain_values
+from intune_callbacks.pipelines.given import CHANGED, plain_values
 from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset_work import Here, There, reducer
 from intune_callbacks.pipelines.worker_cost import Startup, fork_s
@@ -211,9 +211,7 @@ class Run:
             while engine.workers < pipeline.workers:
                 forks = pool is not None and not pool.idle
                 if forks and pipeline.given() != self._given:
-                    raise RuntimeError(
-                        "the training changed the dataset after its workers had started: no more of them now"
-                    )
+                    raise RuntimeError(CHANGED)
                 engine.resize(engine.workers + 1)
                 if forks and not engine.is_waited_for:
                     return

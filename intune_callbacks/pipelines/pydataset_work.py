@@ -55,6 +55,6 @@ def reducer() -> Any:
     """Return how tensors of torch cross a pipe without a copy too many, None without torch."""
     if "torch" not in sys.modules:
         return None
-    from intune_callbacks.pipelines.torch_workers import carry_tensor
+    from intune_callbacks.pipelines.torch_carry import Carry
 
-    return carry_tensor
+    return Carry

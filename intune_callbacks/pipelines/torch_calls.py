@@ -17,8 +17,9 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from intune_callbacks.pipelines.later import Later, Token, call_of, hold, known, resolved
+from intune_callbacks.pipelines.torch_carry import carry_tensor
 from intune_callbacks.pipelines.torch_reach import dataset_of
-from intune_callbacks.pipelines.torch_workers import carry_tensor, seed_all
+from intune_callbacks.pipelines.torch_workers import seed_all
 
 __all__ = ["Batch", "Evaluate", "Seeds", "Shared", "Task", "evaluated", "packed", "restore", "same", "states"]
 

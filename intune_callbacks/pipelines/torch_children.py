@@ -6,6 +6,7 @@ from typing import Any
 
 from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.pipelines.elastic import ElasticMap
+from intune_callbacks.pipelines.given import CHANGED
 from intune_callbacks.pipelines.torch_engine import Engines
 from intune_callbacks.pipelines.workers import ProcessPool
 
@@ -40,10 +41,15 @@ class Children:
             self.pool = self._engines.pool(self.base_seed)
         return self.pool
 
+    def first(self) -> int:
+        """Return with how many an epoch begins: of those that live on from the last one, where others would differ."""
+        count, idle = self._engines.at_once, 0 if self.pool is None else self.pool.idle
+        return idle if 0 < idle < count and self._engines.given() != self._given else count
+
     def check(self) -> None:
         """Raise where a worker that starts now would get another dataset than those that started with the iterator."""
         if self._engines.given() != self._given:
-            raise RuntimeError("the training changed the dataset after its workers had started: no more of them now")
+            raise RuntimeError(CHANGED)
 
     def are_ready(self) -> bool:
         """Have the first ones started where that takes long; return whether they can compute.

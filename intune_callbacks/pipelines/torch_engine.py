@@ -14,9 +14,10 @@ from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.hold import Hold
+from intune_callbacks.pipelines.torch_carry import Carry
 from intune_callbacks.pipelines.torch_reach import dataset_of
 from intune_callbacks.pipelines.torch_stock import Numbered
-from intune_callbacks.pipelines.torch_workers import Fetch, Start, carry_tensor, context_of, pin
+from intune_callbacks.pipelines.torch_workers import Fetch, Start, context_of, pin
 from intune_callbacks.pipelines.watched import Watch
 from intune_callbacks.pipelines.worker_cost import Startup, fork_s
 from intune_callbacks.pipelines.workers import ProcessPool
@@ -154,19 +155,20 @@ class Engines:
         loader = self.loader
         start = Start(dataset_of(loader), loader.worker_init_fn, base_seed, loader.num_workers)
         context = context_of(loader.multiprocessing_context)
-        return ProcessPool(Fetch(loader, start), context, start, carry_tensor, self.startup)
+        return ProcessPool(Fetch(loader, start), context, start, Carry, self.startup)
 
     def given(self) -> Any:
         """Return the plain values that dataset and collate function hold now, None where no process gets a copy."""
         return plain_values((dataset_of(self.loader), self.loader.collate_fn)) if self.kind == "process" else None
 
-    def engine(self, source: Numbered, pulled: int, pool: ProcessPool | None) -> ElasticMap[Any]:
+    def engine(self, source: Numbered, pulled: int, pool: ProcessPool | None, workers: int) -> ElasticMap[Any]:
         """Return our engine with its first workers; the source has not been touched.
 
         Args:
             source: numbered indices.
             pulled: batches of the epoch that were pulled before.
             pool: the children; None computes in threads.
+            workers: the first ones.
 
         Raises:
             Exception: a worker could not be started; then none is left.
@@ -177,7 +179,7 @@ class Engines:
         return ElasticMap(
             source,
             fetch if pool is None else None,
-            workers=self.at_once,
+            workers=workers,
             window=self.window,
             ordered=loader.in_order and self._in_order,
             pool=pool,

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.torch_children import Children
 from intune_callbacks.pipelines.torch_engine import Engines
-from intune_callbacks.pipelines.torch_stock import Numbered, Stock
+from intune_callbacks.pipelines.torch_stock import LikeStock, Numbered, Stock
 from intune_callbacks.pipelines.workers import ProcessPool
 
 __all__ = ["LoaderIterator"]
@@ -20,7 +20,7 @@ _NONE = object()
 GIVE_BACK_S = 5.0
 
 
-class LoaderIterator:
+class LoaderIterator(LikeStock):
     """What the loader's `iter()` returns; nothing holds it but its user, so dropping it ends it.
 
     At first the stock iterator delivers, untouched and feeding itself, and is only timed. When other numbers than the
@@ -81,12 +81,6 @@ class LoaderIterator:
     def pool(self) -> ProcessPool | None:
         """The child processes of ours, None if there are none."""
         return self.children.pool
-
-    def __iter__(self) -> LoaderIterator:
-        return self
-
-    def __len__(self) -> int:
-        return len(self.engines.loader)
 
     def __next__(self) -> Any:
         try:
@@ -192,7 +186,7 @@ class LoaderIterator:
         pool = self.children.begun()
         self._source = Numbered(sampler, self.children.base_seed, number)
         try:
-            self.engine = self.engines.engine(self._source, pulled, pool)
+            self.engine = self.engines.engine(self._source, pulled, pool, self._children.first())
         except BaseException:
             self.children.drop()
             raise
@@ -285,6 +279,12 @@ class LoaderIterator:
             self._drop_stock()
             self.engine.close()
         self.children.drop()
+
+    def _shutdown_workers(self) -> None:
+        """Let all workers go: people ask this of an iterator that its loader keeps."""
+        if self.engine is None and self._stock is not None:
+            self._stock.end()
+        self.close()
 
     def _drop_stock(self, waiting: bool = True) -> None:
         stock, self._stock = self._stock, None

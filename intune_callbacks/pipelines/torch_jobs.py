@@ -15,9 +15,10 @@ from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.torch_calls import Batch, Evaluate, Task, restore, states
+from intune_callbacks.pipelines.torch_carry import Carry
 from intune_callbacks.pipelines.torch_engine import pinning
 from intune_callbacks.pipelines.torch_reach import dataset_of
-from intune_callbacks.pipelines.torch_workers import Start, carry_tensor, context_of
+from intune_callbacks.pipelines.torch_workers import Start, context_of
 from intune_callbacks.pipelines.worker import Child
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers import ProcessPool
@@ -128,7 +129,7 @@ class Jobs:
 
     def _new_pool(self) -> ProcessPool:
         start = Start(self._dataset, self._init, self.base_seed, self._workers)
-        return ProcessPool(self._evaluate, self._context, start, carry_tensor, self._startup)
+        return ProcessPool(self._evaluate, self._context, start, Carry, self._startup)
 
     def _settle(self) -> None:
         """Have as many credits out as there are helpers (lock held); one that is in use comes back with its batch."""

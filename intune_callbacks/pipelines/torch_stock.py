@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-__all__ = ["Numbered", "Stock", "shown_by"]
+__all__ = ["LikeStock", "Numbered", "Stock", "shown_by"]
 
 
 class Shown(Protocol):
@@ -128,6 +128,34 @@ class Stock:
             for name in ("_next_data", "_reset"):
                 vars(iterator).pop(name, None)
         return iterator
+
+
+class LikeStock:
+    """What people reach for in an iterator that a DataLoader keeps, other than batches.
+
+    While a stock iterator delivers it answers itself; then the loader and our workers do.
+    """
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __len__(self) -> int:
+        return len(vars(self)["engines"].loader)
+
+    def __getattr__(self, name: str) -> Any:
+        held = vars(self)
+        if name.startswith("__") or "_begun" not in held:
+            raise AttributeError(name)
+        stock, loader, pool = held["_stock"], held["engines"].loader, held["_children"].pool
+        if name == "_num_yielded":
+            return held["_number"] - held["_begun"]
+        if stock is not None:
+            return getattr(stock.iterator, name)
+        if name == "_workers":
+            return [] if pool is None else pool.processes
+        if name == "_shutdown":
+            return held["has_ended"] and pool is None
+        return getattr(loader, name if hasattr(loader, name) else name.removeprefix("_"))
 
 
 def shown_by(iterator: object) -> Any:

@@ -1,4 +1,4 @@
-"""What runs inside a worker of a torch pipeline: fetching one batch of indices, seeding, carrying tensors."""
+"""What runs inside a worker of a torch pipeline: fetching one batch of indices, seeding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import multiprocessing
 import pickle
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from intune_callbacks.pipelines.torch_reach import dataset_of
 
-__all__ = ["Fetch", "SeededMap", "Start", "carry_tensor", "context_of", "pin", "random_states", "seed_all"]
+__all__ = ["Fetch", "SeededMap", "Start", "context_of", "pin", "random_states", "seed_all"]
 
 # Of Python's `random`, numpy and torch.
 _Seeds = tuple[int, int, int]
@@ -138,87 +138,6 @@ def seed_all(seeds: _Seeds, number: int) -> None:
     np.random.seed((seeds[1] + number) % 2**32)
     # `torch.manual_seed` also visits every accelerator: 200 us a batch instead of 1.
     torch.default_generator.manual_seed((seeds[2] + number) % 2**64)
-
-
-def carry_tensor(value: Any) -> Any:
-    """Pickle plain CPU tensors through numpy, so that their bytes travel out of band and are written once."""
-    if type(value) is not torch.Tensor:
-        return NotImplemented
-    plain = value.device.type == "cpu" and value.layout is torch.strided
-    if not plain or value.requires_grad or value.is_conj() or value.is_neg() or value.is_quantized:
-        return NotImplemented
-    if not value.is_contiguous():
-        return _carry_strided(value)
-    # By its own strides a contiguous tensor of one element need not be a row.
-    flat = value.as_strided((value.numel(),), (1,))
-    raw = flat.view(torch.uint8).numpy() if value.numel() else np.empty(0, np.uint8)
-    return _rebuild_tensor, (raw, value.dtype, tuple(value.shape))
-
-
-def _carry_strided(value: torch.Tensor) -> Any:
-    """Send the part of the storage that a view looks at; only its elements where most of that part is not its own."""
-    shape, strides = tuple(value.shape), value.stride()
-    extent = _extent(shape, strides)
-    if extent <= 2 * value.numel():
-        return _rebuild_strided, (*carry_tensor(value.as_strided((extent,), (1,)))[1], shape, strides)
-    for dimension, stride in enumerate(strides):
-        if stride == 0:  # expanded
-            value = value.narrow(dimension, 0, 1)
-    return _rebuild_spread, (*carry_tensor(value.contiguous())[1], shape, _nearer(shape, strides))
-
-
-def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def _nearer(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Return strides with smaller gaps: dimensions in the same order, next to each other only where they were.
-
-    By that the kernels choose the order in which they add; how wide a gap is, they do not ask.
-    """
-    near, known = list(strides), -1
-    for dimension in sorted(range(len(shape)), key=lambda dimension: strides[dimension]):
-        if shape[dimension] == 1 or strides[dimension] == 0:
-            continue
-        if known < 0:
-            near[dimension] = min(2, strides[dimension])
-        else:
-            is_apart = strides[dimension] != strides[known] * shape[known]
-            near[dimension] = near[known] * shape[known] + is_apart
-        known = dimension
-    return tuple(near)
-
-
-def _rebuild_strided(
-    raw: np.ndarray[Any, Any],
-    dtype: torch.dtype,
-    held_shape: tuple[int, ...],
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> torch.Tensor:
-    """Return a tensor with the strides it had: sums over other strides may round otherwise."""
-    return _rebuild_tensor(raw, dtype, held_shape).as_strided(shape, strides)
-
-
-def _rebuild_spread(
-    raw: np.ndarray[Any, Any],
-    dtype: torch.dtype,
-    packed_shape: tuple[int, ...],
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> torch.Tensor:
-    """Return a tensor with gaps between its elements."""
-    held = torch.empty(_extent(shape, strides), dtype=dtype)
-    held.as_strided(packed_shape, strides).copy_(_rebuild_tensor(raw, dtype, packed_shape))
-    return held.as_strided(shape, strides)
-
-
-def _rebuild_tensor(raw: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    if not raw.size:
-        return torch.empty(shape, dtype=dtype)
-    if not raw.flags.writeable:
-        raw = raw.copy()
-    return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
 def context_of(given: Any) -> BaseContext:

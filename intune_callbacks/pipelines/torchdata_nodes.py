@@ -16,7 +16,9 @@ from torchdata.nodes.map import MapOverBatch, _ParallelMapperImpl
 
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
-from intune_callbacks.pipelines.torch_workers import SeededMap, Start, carry_tensor, context_of, random_states
+from intune_callbacks.pipelines.given import CHANGED, plain_values
+from intune_callbacks.pipelines.torch_carry import Carry
+from intune_callbacks.pipelines.torch_workers import SeededMap, Start, context_of, random_states
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock, Stage, StageStats
 
@@ -127,16 +129,13 @@ class NodeStage:
         self.why_not = ""
         self.counters = Counters()
         self._epochs = 0
+        self._given: Any = None
         self._knob = f"ParallelMapper(map_fn={name.split('#')[0]}, num_workers={{}})"
         self._running: weakref.ref[NodeIterator] | None = None
 
     @property
     def source(self) -> BaseNode[Any]:
         return self.node.source
-
-    @property
-    def snapshot_frequency(self) -> int:
-        return int(self.node.snapshot_frequency)
 
     @property
     def window_name(self) -> str:
@@ -174,7 +173,7 @@ class NodeStage:
         else:
             self.source.reset(initial_state["snapshot"])
         try:
-            engine = self.engine(_snapshots(self.source, self.snapshot_frequency))
+            engine = self.engine(_snapshots(self.source, int(self.node.snapshot_frequency)))
         except Exception as error:
             # What ours has pulled meanwhile is not lost: the stock one puts the source back to where it was.
             self.why_not = f"{type(error).__name__}: {error}"
@@ -191,8 +190,9 @@ class NodeStage:
         if process:
             # A stock child inherits the random state; drawing a seed from it would change what the model draws.
             self._epochs += 1
+            self._given = plain_values(self.node.map_fn)
             fn = SeededMap(self.node.map_fn, random_states(self._epochs))
-            pool = ProcessPool(fn, context_of(self.node.multiprocessing_context), Start(), carry_tensor)
+            pool = ProcessPool(fn, context_of(self.node.multiprocessing_context), Start(), Carry)
             source = enumerate(source)
         try:
             return self._engine(source, pool, snapshot)
@@ -221,7 +221,11 @@ class NodeStage:
         if engine is None:
             return
         try:
-            engine.resize(workers, window)
+            engine.resize(window=window)
+            more = workers - engine.workers
+            if engine.pool is not None and more > engine.pool.idle and plain_values(self.node.map_fn) != self._given:
+                raise RuntimeError(CHANGED)
+            engine.resize(workers)
         except Exception as error:  # no process or thread is to be had: what runs goes on
             self.why_not = f"{type(error).__name__}: {error}"
             self.workers = engine.workers

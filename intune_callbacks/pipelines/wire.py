@@ -28,7 +28,8 @@ MAX_BUFFERS = 500  # a write of many parts takes at most 1,024 (IOV_MAX)
 READ_BYTES = 1 << 16  # what a pipe holds on Linux
 _COUNT = struct.Struct("<Q")
 
-Reducer = Callable[[Any], Any]
+Reducer = Callable[[], Callable[[Any], Any]]
+"""Makes, for each message, what pickles special types: see `pickle.Pickler.reducer_override`."""
 ByType = dict[type, Callable[[Any], Any]]
 
 
@@ -44,8 +45,15 @@ class _Pickler(pickle.Pickler):
             return False
 
         super().__init__(file, protocol=5, buffer_callback=out_of_band)
-        if reducer is not None:
-            self.reducer_override = reducer  # type: ignore[method-assign]
+        reduce = None if reducer is None else reducer()
+
+        def override(value: Any) -> Any:
+            if type(value) is np.ndarray and not value.flags.writeable:
+                # It would arrive as it is; by the older protocols, which others use, each one can be written to.
+                return value.copy(order="K").__reduce_ex__(5)
+            return NotImplemented if reduce is None else reduce(value)
+
+        self.reducer_override = override  # type: ignore[method-assign]
         if by_type is not None:
             self.dispatch_table = by_type
 
@@ -55,7 +63,7 @@ def packed(message: object, reducer: Reducer | None = None, by_type: ByType | No
 
     Args:
         message: anything.
-        reducer: pickling of special types, as `pickle.Pickler.reducer_override`.
+        reducer: pickling of special types.
         by_type: the same as `pickle.Pickler.dispatch_table`, asked only for types pickle does not know by itself.
     """
     file, buffers = io.BytesIO(), list[memoryview]()

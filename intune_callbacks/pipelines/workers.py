@@ -45,7 +45,7 @@ class ProcessPool:
         context: a multiprocessing context.
         start: called once in each child with the number of children started before; what the first one returned is
             in its `told` in all of them before they compute.
-        reducer: pickling of special types, as `pickle.Pickler.reducer_override`.
+        reducer: pickling of special types.
         startup: where the seconds spent starting children are added up.
     """
 
@@ -75,6 +75,11 @@ class ProcessPool:
     def pids(self) -> tuple[int, ...]:
         """Process ids of the children alive."""
         return tuple(pid for pid, child in list(self._all.items()) if child.process.is_alive())
+
+    @property
+    def processes(self) -> list[Any]:
+        """The children, of multiprocessing."""
+        return [child.process for child in list(self._all.values())]
 
     @property
     def idle(self) -> int:

@@ -27,6 +27,12 @@ class Samples:
 
     def count(self, batch: Any) -> int:
         """Return the samples of a batch, 1 where nothing tells."""
+        try:
+            return self._count(batch)
+        except Exception:  # anything may be a batch, also what raises when it is asked for its shape
+            return self._batch_size or 1
+
+    def _count(self, batch: Any) -> int:
         if self._is_new:
             # The first batch is a whole one. Of a list of images the first tensor begins with the channels.
             self._is_new = False
@@ -72,7 +78,7 @@ def _said_by(value: Any) -> int | None:
 
 def samples_in(batch: Any) -> int:
     """Return the length of the first tensor or array in `batch`, 1 if there is none."""
-    return _first_length(batch) or 1
+    return Samples().count(batch)
 
 
 def _first_length(batch: Any) -> int:
