@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from intune_callbacks.pipelines.tf_graph import DatasetGraph
 
-__all__ = ["KNOBS", "GraphStage", "Kind", "buffered_each", "capacity_of"]
+__all__ = ["KNOBS", "GraphStage", "Kind", "buffered_each", "capacity_of", "live_numbers"]
 
 Kind = Literal["map", "interleave", "batch", "prefetch"]
 KNOBS: dict[str, tuple[Kind, str]] = {
@@ -84,3 +85,15 @@ def capacity_of(graph: DatasetGraph, node: Any, cycle_length: int | None) -> int
     # What the kernel makes of AUTOTUNE.
     ahead = ahead if ahead is not None and ahead >= 0 else 2 * cycle_length
     return (cycle_length + ahead) * buffered_each(graph, node)
+
+
+def live_numbers(stages: Sequence[GraphStage]) -> str:
+    """Return in words which numbers of the stages are live."""
+    named = {kind: [s.name for s in stages if s.kind == kind] for kind in ("map", "batch", "interleave")}
+    both = [*named["map"], *named["batch"]]
+    parts = [f"workers and window of {', '.join(both)}"] if both else []
+    parts += [f"workers of {', '.join(named['interleave'])}"] if named["interleave"] else []
+    parts += ["the prefetch depth"] if any(s.kind == "prefetch" for s in stages) else []
+    if not parts:
+        return "no stage has a number to change"
+    return f"{' and '.join(parts)} {'is' if parts == ['the prefetch depth'] else 'are'} live"

@@ -26,7 +26,7 @@ from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import Native, load
 from intune_callbacks.pipelines.tf_objects import threads_of
 from intune_callbacks.pipelines.tf_rewrite import rewrite
-from intune_callbacks.pipelines.tf_stage import GraphStage
+from intune_callbacks.pipelines.tf_stage import GraphStage, live_numbers
 from intune_callbacks.pipelines.tf_stats import SinkReading, StageCourse, StageReading
 from intune_callbacks.pipelines.tf_timed import timed
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
@@ -175,11 +175,10 @@ class DatasetPipeline:
             return f"the pipeline is left as it is: {type(error).__name__}: {_first_line(error)}"
 
     def _install(self, native: Native) -> str:
-        given = {"live": self._live, "cpus": min(16, cpus_allowed()), "in_order": self._in_order}
-        rewritten, why = None, "the pipeline is only timed"
+        rewritten, why, cpus = None, "the pipeline is only timed", min(16, cpus_allowed())
         try:
             if self._own:
-                rewritten = rewrite(self._stock, self._key, **given)
+                rewritten = rewrite(self._stock, self._key, live=self._live, cpus=cpus, in_order=self._in_order)
         except CannotRewrite as error:
             why = str(error)
         if rewritten is None:
@@ -192,7 +191,8 @@ class DatasetPipeline:
             self._found(stage, max(1, stage.value, stage.workers))
             if self._live:
                 self._begin(stage, native)
-        return "; ".join([self._what_is_live(), *rewritten.notes])
+        what = live_numbers(self._stages) if self._live else "the pipeline is only watched"
+        return "; ".join([what, *rewritten.notes])
 
     def _begin(self, stage: GraphStage, native: Native) -> None:
         if stage.unbounded:
@@ -201,18 +201,6 @@ class DatasetPipeline:
             native.follow_depth(self._key, stage.name)
         if stage.kind == "interleave":
             native.set_readers(self._key, stage.name, max(0, stage.value), stage.each)
-
-    def _what_is_live(self) -> str:
-        if not self._live:
-            return "the pipeline is only watched"
-        named = {kind: [s.name for s in self._stages if s.kind == kind] for kind in ("map", "batch", "interleave")}
-        both = [*named["map"], *named["batch"]]
-        parts = [f"workers and window of {', '.join(both)}"] if both else []
-        parts += [f"workers of {', '.join(named['interleave'])}"] if named["interleave"] else []
-        parts += ["the prefetch depth"] if any(s.kind == "prefetch" for s in self._stages) else []
-        if not parts:
-            return "no stage has a number to change"
-        return f"{' and '.join(parts)} {'is' if parts == ['the prefetch depth'] else 'are'} live"
 
     def _parts(self, stage: GraphStage) -> tuple[Stage, ...]:
         workers, window = self._workers[stage.name], self._window[stage.name]
