@@ -19,7 +19,6 @@ from restless import Restless
 
 from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.pipelines import tf_build, tf_graph, tfdata
-from intune_callbacks.session import keras_fit
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("Keras is on another backend", allow_module_level=True)
@@ -115,7 +114,7 @@ def test_arrays_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_second_callback_of_a_fit_stands_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras_fit, "Tuner", Restless)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", Restless)
     stock = told({"x": rows(unknown=True)})
     first, second = InTuneCallback(**EAGER), InTuneCallback(**EAGER)
     assert told({"x": rows(unknown=True)}, first, second) == stock

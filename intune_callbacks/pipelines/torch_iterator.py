@@ -186,7 +186,7 @@ class LoaderIterator(LikeStock):
         pool = self.children.begun()
         self._source = Numbered(sampler, self.children.base_seed, number)
         try:
-            self.engine = self.engines.engine(self._source, pulled, pool, self._children.first())
+            self.engine = self.engines.engine(self._source, pulled, pool, self.children.first())
         except BaseException:
             self.children.drop()
             raise

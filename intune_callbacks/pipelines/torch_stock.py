@@ -146,7 +146,7 @@ class LikeStock:
         held = vars(self)
         if name.startswith("__") or "_begun" not in held:
             raise AttributeError(name)
-        stock, loader, pool = held["_stock"], held["engines"].loader, held["_children"].pool
+        stock, loader, pool = held["_stock"], held["engines"].loader, held["children"].pool
         if name == "_num_yielded":
             return held["_number"] - held["_begun"]
         if stock is not None:
