@@ -11,7 +11,14 @@ from typing import Any
 from torch.utils.data import DataLoader, dataloader
 
 __all__ = [
-    *("Seam", "attributes", "dataset_of", "has_own_iterator", "hidden_in", "is_loader", "is_of", "keeps_states"),
+    "Seam",
+    "attributes",
+    "dataset_of",
+    "has_own_iterator",
+    "hidden_in",
+    "is_loader",
+    "is_of",
+    "keeps_states",
     "unwrapped",
 ]
 
