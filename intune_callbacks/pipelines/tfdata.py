@@ -176,7 +176,7 @@ class DatasetPipeline:
             return f"the pipeline is left as it is: {type(error).__name__}: {_first_line(error)}"
 
     def _install(self, native: Native) -> str:
-        given = {"live": self._live, "cpus": min(16, cpus_allowed()), "in_order": self._in_order}
+        given: dict[str, Any] = {"live": self._live, "cpus": min(16, cpus_allowed()), "in_order": self._in_order}
         rewritten, why = None, "the pipeline is only timed"
         try:
             if self._own:
