@@ -215,8 +215,10 @@ def test_what_cannot_be_taken_apart_is_left_as_it_is(monkeypatch: pytest.MonkeyP
     assert found.pipeline is None
     assert "from_tensor_slices" in found.why
     pipeline = tuned(dataset)
-    assert pipeline.dataset is dataset
     assert pipeline.stages() == () and pipeline.resize({"map": 3}) == {} and pipeline.stats().stages == {}
+    assert elements(pipeline.dataset) == elements(dataset) and pipeline.waits().delivered == 100
+    pipeline.close()
+    assert pipeline.dataset is dataset
 
 
 def test_upper_limit_and_users_own_number() -> None:
