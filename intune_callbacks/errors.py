@@ -12,6 +12,7 @@ InTuneError
 from __future__ import annotations
 
 import contextlib
+import signal
 import warnings
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ __all__ = [
     "MissingPackage",
     "PipelineError",
     "WorkerDied",
+    "pass_on",
     "warn",
 ]
 
@@ -73,6 +75,25 @@ class PipelineError(InTuneError, AssertionError):
 
 class WorkerDied(InTuneError, RuntimeError):
     """A worker process ended without delivering its item; the message names its pid and exit code."""
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise an error again that a signal handler of the user's raised in the middle of our code: it was not for us.
+
+    Args:
+        error: as it was caught. That torch's handler raises comes again with the next batch.
+    """
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    users = {
+        getattr(handler, "__code__", None) or getattr(getattr(handler, "__call__", None), "__code__", None)  # noqa: B004
+        for handler in handlers
+        if callable(handler) and not str(getattr(handler, "__module__", "")).startswith("torch.")
+    } - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in users:
+            raise error
+        trace = trace.tb_next
 
 
 def warn(message: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.decide.policies import make_policy
-from intune_callbacks.errors import warn
+from intune_callbacks.errors import pass_on, warn
 from intune_callbacks.guard.arbiter import changes, movable, resolve
 from intune_callbacks.guard.guard import Guard
 from intune_callbacks.guard.net import Net
@@ -66,8 +66,7 @@ class Tuner:
         self._stages: tuple[Stage, ...] = ()
         self._carried: Allocation = {}
         self._past: list[dict[str, Any]] = []
-        self._pace = Pace(config)
-        self._round = NO_ROUND
+        self._pace, self._round = Pace(config), NO_ROUND
 
     @property
     def is_warm(self) -> bool:
@@ -300,5 +299,6 @@ class Tuner:
         self._pace.settle(self._before_after.now.totals, windows[-1] if windows else 1, self._round)
 
     def _freeze(self, error: Exception) -> None:
+        pass_on(error)
         self.frozen = f"{type(error).__name__}: {error}"
         warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from intune_callbacks.config import sourced
 from intune_callbacks.decide.reward import worth
-from intune_callbacks.errors import warn
+from intune_callbacks.errors import pass_on, warn
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.record.files import unwritable
 from intune_callbacks.record.findings import build_report
@@ -114,6 +114,7 @@ class TunedFit:
 
     def give_up(self, where: str, error: BaseException) -> None:
         """Freeze the allocation where it is and say so once; training goes on."""
+        pass_on(error)
         if self.frozen is None:
             self.frozen = f"{type(error).__name__} in {where}: {error}"
             warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
