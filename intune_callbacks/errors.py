@@ -12,6 +12,7 @@ InTuneError
 from __future__ import annotations
 
 import contextlib
+import signal
 import warnings
 from collections.abc import Sequence
 
@@ -25,6 +26,8 @@ __all__ = [
     "MissingPackage",
     "PipelineError",
     "WorkerDied",
+    "frozen_by",
+    "pass_on",
     "warn",
 ]
 
@@ -73,6 +76,38 @@ class PipelineError(InTuneError, AssertionError):
 
 class WorkerDied(InTuneError, RuntimeError):
     """A worker process ended without delivering its item; the message names its pid and exit code."""
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise an error again that a signal handler of the user's raised in the middle of our code: it was not for us.
+
+    Args:
+        error: as it was caught. That torch's handler raises comes again with the next batch.
+    """
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    users = {
+        getattr(handler, "__code__", None) or getattr(getattr(handler, "__call__", None), "__code__", None)  # noqa: B004
+        for handler in handlers
+        if callable(handler) and not str(getattr(handler, "__module__", "")).startswith("torch.")
+    } - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in users:
+            raise error
+        trace = trace.tb_next
+
+
+def frozen_by(error: BaseException, where: str = "") -> str:
+    """Return in words why nothing is tuned any more, and warn of it; what is not our own error is raised again.
+
+    Args:
+        error: of ours, as it was caught.
+        where: it came up.
+    """
+    pass_on(error)
+    why = f"{type(error).__name__}{where and f' in {where}'}: {error}"
+    warn(f"InTune froze, training goes on with the last allocation: {why}")
+    return why
 
 
 def warn(message: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.decide.policies import make_policy
-from intune_callbacks.errors import warn
+from intune_callbacks.errors import frozen_by, warn
 from intune_callbacks.guard.arbiter import changes, movable, resolve
 from intune_callbacks.guard.guard import Guard
 from intune_callbacks.guard.net import Net
@@ -296,5 +296,4 @@ class Tuner:
         self._pace.settle(self._before_after.now.totals, windows[-1] if windows else 1, self._round)
 
     def _freeze(self, error: Exception) -> None:
-        self.frozen = f"{type(error).__name__}: {error}"
-        warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
+        self.frozen = frozen_by(error)

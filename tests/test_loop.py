@@ -6,7 +6,10 @@ import copy
 import gc
 import json
 import multiprocessing
+import os
 import pickle
+import pkgutil
+import signal
 import subprocess
 import sys
 import threading
@@ -329,6 +332,51 @@ def test_an_error_of_ours_freezes_and_training_goes_on(monkeypatch: pytest.Monke
     with pytest.warns(RuntimeWarning, match="InTune froze"):
         assert sum(batch.numel() for batch in loader) == ROWS
     assert "ZeroDivisionError" in loader.close()["frozen"]
+
+
+def two_epochs(loader: Any) -> None:
+    for _ in range(2):
+        for _ in loader:
+            pass
+
+
+class Stopped(Exception):
+    """What a handler of the user's raises."""
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "intune_callbacks.session.loop_fit.StepTimer.fetch_begin",
+        "intune_callbacks.measure.window.Window.observe",
+        "intune_callbacks.pipelines.torch_engine.Engines.engine",
+    ],
+)
+def test_what_a_signal_handler_raises_in_the_middle_of_our_code_is_the_users(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise Stopped
+
+    calls: list[int] = []
+    stock = pkgutil.resolve_name(where)
+
+    def signalled(*given: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return stock(*given, **named)
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    monkeypatch.setattr("intune_callbacks.session.loop_fit.Tuner", Restless)
+    monkeypatch.setattr(where, signalled)
+    try:
+        data = slow(num_workers=1)
+        with pytest.raises(Stopped):
+            two_epochs(live(data, show_card=False, **EAGER | {"decide_every_s": 0.0}))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert sum(batch.numel() for batch in data) == ROWS
 
 
 def test_an_error_in_the_dataset_is_the_users() -> None:

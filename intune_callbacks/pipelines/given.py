@@ -28,6 +28,8 @@ SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
 CONTAINERS = (list, tuple, dict, set, deque, Namespace, SimpleNamespace)
 OPAQUE = frozenset({"lightning", "pytorch_lightning", "lightning_fabric", "logging", "tqdm"})
 """Packages whose objects change with each step of a training; no sample is made of them."""
+KEPT = ("cache", "warning")
+"""In names of attributes: what is kept to save work is the same when it is made again; what was said is no sample."""
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
 
 
@@ -108,8 +110,7 @@ class _Look:
         if held is None and not slots:
             return None
         parts = [*(held or {}).items(), *((name, _slot(value, name)) for name in slots)]
-        # What is kept to save work is the same when it is made again.
-        return [(name, self.at(part, depth)) for name, part in parts if "cache" not in name.lower()]
+        return [(name, self.at(part, depth)) for name, part in parts if not any(kept in name.lower() for kept in KEPT)]
 
     def _class(self, kind: type, depth: int) -> Any:
         """Return what the methods of a class of the user's use, and what else stands in it."""

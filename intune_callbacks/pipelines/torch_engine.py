@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from intune_callbacks.errors import pass_on
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import plain_values
@@ -99,6 +100,7 @@ class Engines:
             error: why.
             engine: the running one, with the workers it has; None when the stock engine goes on.
         """
+        pass_on(error)
         self.why_not = f"{type(error).__name__}: {error}"
         if engine is None:
             self.workers, self.window = self.own

@@ -11,7 +11,7 @@ from typing import Any
 
 from intune_callbacks.config import sourced
 from intune_callbacks.decide.reward import worth
-from intune_callbacks.errors import warn
+from intune_callbacks.errors import frozen_by, pass_on, warn
 from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.record.files import unwritable
@@ -154,8 +154,9 @@ class TunedFit:
     def give_up(self, where: str, error: BaseException) -> None:
         """Freeze the allocation where it is and say so once; training goes on."""
         if self.frozen is None:
-            self.frozen = f"{type(error).__name__} in {where}: {error}"
-            warn(f"InTune froze, training goes on with the last allocation: {self.frozen}")
+            self.frozen = frozen_by(error, where)
+        else:
+            pass_on(error)
 
     @contextmanager
     def guarded(self, where: str) -> Iterator[None]:
