@@ -221,6 +221,18 @@ def test_what_cannot_be_taken_apart_is_left_as_it_is(monkeypatch: pytest.MonkeyP
     assert pipeline.dataset is dataset
 
 
+@pytest.mark.timeout(120)
+def test_a_map_that_does_nothing_does_not_hang_the_next_epoch() -> None:
+    """tf.data would remove it, and two of our operations would be behind one stage."""
+    dataset = rows().map(parse, num_parallel_calls=2).map(lambda x: x, num_parallel_calls=2)
+    dataset = dataset.map(parse, num_parallel_calls=2)
+    pipeline, expected = tuned(dataset), elements(dataset)
+    for workers in (3, 4):
+        pipeline.resize({s.name: workers for s in pipeline.stages()})
+        assert elements(pipeline.dataset) == expected
+    pipeline.close()
+
+
 def test_upper_limit_and_users_own_number() -> None:
     dataset = rows().map(parse, num_parallel_calls=12).map(parse, num_parallel_calls=2)
     pipeline = tuned(dataset, max_workers=8)

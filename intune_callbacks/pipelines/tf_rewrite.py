@@ -56,6 +56,8 @@ class Rewritten:
         if live:
             # tf.data keeps the numbers in a model that it makes only for its own tuner, which has nothing left to tune.
             options.autotune.enabled = True
+            # A map that returns what it gets would go, and its operation set the next map's number inside its lock.
+            options.experimental_optimization.noop_elimination = False
         return self.graph.build().with_options(options)
 
 
