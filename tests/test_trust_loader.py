@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -451,11 +452,15 @@ def many_read_only(items: list[Any]) -> Any:
     return arrays
 
 
+def broadcast(items: list[Any]) -> Any:
+    return np.broadcast_to(np.arange(900) + items[0], (3, 900)), np.asfortranarray(np.ones((30, 40)))
+
+
 def values(batch: Any) -> list[Any]:
     return list(batch.values()) if isinstance(batch, dict) else list(batch)
 
 
-@pytest.mark.parametrize("collate", [shifted, several, expanded, read_only, many_read_only])
+@pytest.mark.parametrize("collate", [shifted, several, expanded, read_only, many_read_only, broadcast])
 def test_a_change_in_its_place_shows_where_it_does_in_a_stock_loader(collate: Any) -> None:
     def changed(tuned: bool) -> list[Any]:
         loader = DataLoader(list(range(32)), batch_size=4, num_workers=2, collate_fn=collate)
@@ -468,12 +473,36 @@ def test_a_change_in_its_place_shows_where_it_does_in_a_stock_loader(collate: An
             parts = values(batch)
             parts[0] += 7
             parts[-1] *= 3
-            seen.append([part.tolist() for part in parts])
+            forms = [part.strides if isinstance(part, np.ndarray) else part.stride() for part in parts]
+            seen.append([forms, *(part.tolist() for part in parts)])
         if pipeline is not None:
             pipeline.close()
         return seen
 
     assert changed(True) == changed(False)
+
+
+def nested(items: list[Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.arange(float(item % 3 + 1)) for item in items])
+
+
+def stored(items: list[Any]) -> Any:
+    return torch.tensor(items).untyped_storage()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("collate", [nested, stored])
+def test_what_looks_like_a_tensor_and_is_none_crosses(collate: Any) -> None:
+    loader = DataLoader(list(range(32)), batch_size=4, num_workers=1, collate_fn=collate)
+    pipeline = find(loader).pipeline
+    expected = [[part.tolist() if torch.is_tensor(part) else part for part in batch] for batch in loader]
+    pipeline.prepare()
+    pipeline.resize({"load": 2, "load.window": 5})
+    seen = [[part.tolist() if torch.is_tensor(part) else part for part in batch] for batch in loader]
+    pipeline.close()
+    assert seen == expected
 
 
 def test_tensors_on_one_memory_are_none_of_each_others_views() -> None:

@@ -26,6 +26,8 @@ class Carry:
         self._sent: dict[int, torch.Tensor] = {}
 
     def __call__(self, value: Any) -> Any:
+        if type(value) is torch.UntypedStorage and value.device.type == "cpu":
+            return _storage_of, (torch.empty(0, dtype=torch.uint8, device="cpu").set_(value),)
         if type(value) is not torch.Tensor or not _is_plain(value) or not value.numel():
             return carry_tensor(value)
         storage = value.untyped_storage()
@@ -41,6 +43,10 @@ class Carry:
                 return carry_tensor(value)
             sent = self._sent[storage.data_ptr()] = value.as_strided((size,), (1,), 0)
         return _rebuild_view, (sent, value.dtype, tuple(value.shape), value.stride(), value.storage_offset())
+
+
+def _storage_of(whole: torch.Tensor) -> torch.UntypedStorage:
+    return whole.untyped_storage()
 
 
 def _rebuild_view(
@@ -65,7 +71,7 @@ def carry_tensor(value: Any) -> Any:
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    plain = value.device.type == "cpu" and value.layout is torch.strided
+    plain = value.device.type == "cpu" and value.layout is torch.strided and not value.is_nested
     return plain and not (value.requires_grad or value.is_conj() or value.is_neg() or value.is_quantized)
 
 

@@ -48,7 +48,7 @@ class _Pickler(pickle.Pickler):
         reduce = None if reducer is None else reducer()
 
         def override(value: Any) -> Any:
-            if type(value) is np.ndarray and not value.flags.writeable:
+            if type(value) is np.ndarray and not value.flags.writeable and value.flags.forc:
                 # It would arrive as it is; by the older protocols, which others use, each one can be written to.
                 return value.copy(order="K").__reduce_ex__(5)
             return NotImplemented if reduce is None else reduce(value)
