@@ -368,7 +368,7 @@ def test_what_a_signal_handler_raises_in_the_middle_of_our_code_is_the_users(
         return stock(*given, **named)
 
     before = signal.signal(signal.SIGUSR1, stop)
-    monkeypatch.setattr("intune_callbacks.session.loop_fit.Tuner", Restless)
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", Restless)
     monkeypatch.setattr(where, signalled)
     try:
         data = slow(num_workers=1)
