@@ -3,15 +3,16 @@
 `intune build-tf --ship` compiles one for the installed TensorFlow into this package, from where a wheel takes it along.
 A class that is laid out in another way would be noticed by a crash only, and a version does not say enough: so beside
 each library stands which headers it was compiled against, with a digest of them all. It is used only where every one is
-the same to the last bit, and where it loads: it may want a newer libc than the machine has.
+the same to the last bit, on a machine whose libc is as new as that of the one it was compiled on. It is not loaded to
+find that out: TensorFlow ends a process that registers the same operations twice.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import json
+import platform
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,8 +39,8 @@ def _find(folder: Path, version: str, include: Path, source: str) -> Path | None
         try:
             known = json.loads(noted.read_text(encoding="utf-8"))
             library = noted.with_suffix(".so")
-            if known["source"] == source and known["digest"] == _digest(include, known["headers"]):
-                ctypes.CDLL(str(library))
+            fits = known["source"] == source and _runs_on(known["libc"]) and library.exists()
+            if fits and known["digest"] == _digest(include, known["headers"]):
                 return library
         except (OSError, ValueError, KeyError, TypeError):  # headers that are not there, a file that is none of ours
             continue
@@ -61,8 +62,18 @@ def note(library: Path, include: Path, headers: Iterable[Path], source: str) -> 
         source: as for `find`.
     """
     names = sorted({str(header.relative_to(include)) for header in headers if header.is_relative_to(include)})
-    known = {"source": source, "digest": _digest(include, names), "headers": names}
+    libc = list(platform.libc_ver())
+    known = {"source": source, "libc": libc, "digest": _digest(include, names), "headers": names}
     library.with_suffix(".json").write_text(json.dumps(known), encoding="utf-8")
+
+
+def _runs_on(libc: list[str]) -> bool:
+    (name, needed), (mine, there) = libc, platform.libc_ver()
+    return name == mine and _parts(there) >= _parts(needed)
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def _digest(include: Path, names: Iterable[str]) -> str:
