@@ -4,7 +4,7 @@
 A class that is laid out in another way would be noticed by a crash only, and a version does not say enough: so beside
 each library stands which headers it was compiled against, with a digest of them all. It is used only where every one is
 the same to the last bit, on a machine whose libc is as new as that of the one it was compiled on. It is not loaded to
-find that out: TensorFlow ends a process that registers the same operations twice.
+find that out: where two libraries of one process have the same operations, TensorFlow refuses both.
 """
 
 from __future__ import annotations
