@@ -207,13 +207,13 @@ def _live_loader(
 ) -> Found:
     from intune_callbacks.pipelines.torch_helped import HelpedLoader, cannot_help, ends_known
     from intune_callbacks.pipelines.torch_loader import MapLoader
-    from intune_callbacks.pipelines.torch_reach import keeps_states
+    from intune_callbacks.pipelines.torch_reach import dataset_of, keeps_states
     from intune_callbacks.pipelines.torch_window import WindowLoader
 
     window = (loader.prefetch_factor or 1) * loader.num_workers
     if not live:
         remark = "" if map_style else f"was {loader.num_workers}; the samples' order follows the workers"
-        anew, dataset = not loader.persistent_workers, loader.dataset
+        anew, dataset = not loader.persistent_workers, dataset_of(loader)
         watched = WatchedLoader(loader.num_workers, window, clock=clock, remark=remark, dataset=dataset, anew=anew)
         return Found(watched, "the DataLoader is only watched")
     if map_style and not keeps_states(loader):

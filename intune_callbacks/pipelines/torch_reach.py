@@ -126,7 +126,10 @@ def _itself(given: Any) -> Any:
 
 def dataset_of(loader: DataLoader[Any]) -> Any:
     """Return the dataset that a loader was made with: what it answers when it is asked may be another one (RecBole)."""
-    return vars(loader).get("dataset", loader.dataset)
+    try:
+        return vars(loader)["dataset"]
+    except KeyError:  # a property, which may be code of the user's
+        return loader.dataset
 
 
 def has_own_iterator(loader: DataLoader[Any]) -> bool:

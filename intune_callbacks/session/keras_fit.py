@@ -180,7 +180,8 @@ class Fit(TunedFit):
             self._state = self.state_dict()
             if self.tuner is not None:  # it has not heard of the last steps
                 self.tuner.end(self._timer.read(), self._timer.samples - self._samples)
-        self.report = self.conclude(self._note(), show_card, self.hints, pipeline=self.why or None)
+        with self.guarded("the report"):
+            self.report = self.conclude(self._note(), show_card, self.hints, pipeline=self.why or None)
         # The callback may live on for long; what the user trained on need not.
         self.tuner, self.data, self._sink, self.pipeline = None, None, None, Combined({})
 

@@ -198,8 +198,9 @@ class Fit(TunedFit):
             with self.guarded("the end of the loop"):
                 # A loop that goes on gets the rest of its batches, and its workers end with it.
                 (found.pipeline.close if self._running[place] is None else found.pipeline.release)()
-        found_of = self._by_name()
-        self.report = self.conclude("; ".join(reasons_of(found_of)), show_card, hints_of(found_of))
+        with self.guarded("the report"):
+            found_of = self._by_name()
+            self.report = self.conclude("; ".join(reasons_of(found_of)), show_card, hints_of(found_of))
         # The report may be held for long; what was trained on need not.
         self.tuner, self._loaders, self._found, self._pipeline = None, (), [], Combined({})
 
