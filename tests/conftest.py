@@ -1,7 +1,8 @@
 """What all tests share: the tiers, how patient hypothesis is, what is compiled ahead, a run to look at.
 
-Three tiers: what runs at every change, in parallel; ``timing``, which wants the machine to itself (see `busy_machine`);
-and the campaign, before a release. Beside them ``core``: what a missing extra may change.
+Tiers: what is quick, in parallel, for everybody; ``timing``, which wants the machine to itself (see `busy_machine`);
+``slow``, which runs at every change beside these (`slow.txt`); and the campaign, before a release. Beside them
+``core``: what a missing extra may change.
 """
 
 from __future__ import annotations
@@ -57,7 +58,31 @@ CORE = {
     *("saved", "run_dir", "monitor_resources"),
 }
 
+# Of each name, whether its first case is quick all the same.
+SLOW = {
+    name: bool(first)
+    for name, _, first in (
+        line.partition(" ")
+        for line in (Path(__file__).parent / "slow.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+}
+
 collect_ignore_glob = [] if importlib.util.find_spec("lightning") else ["test_lightning*.py", "test_benchmarks.py"]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files of which the asked tier has nothing: importing all frameworks takes half a minute."""
+    asked, name = config.option.markexpr, collection_path.stem.removeprefix("test_")
+    if collection_path.suffix != ".py":
+        return None
+    if (
+        ("not campaign" in asked and name in CAMPAIGN)
+        or (asked.startswith("core") and name not in CORE)
+        or (asked.startswith("timing") and "three_attempts" not in collection_path.read_text())
+    ):
+        return True
+    return None
 
 
 def pytest_sessionstart() -> None:
@@ -72,7 +97,12 @@ def pytest_report_header() -> list[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test with its tier."""
+    first: set[str] = set()
     for item in items:
+        function = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+        if function in SLOW and (not SLOW[function] or function in first):
+            item.add_marker(pytest.mark.slow)
+        first.add(function)
         name = item.path.stem.removeprefix("test_")
         if name in CAMPAIGN:
             item.add_marker(pytest.mark.campaign)
