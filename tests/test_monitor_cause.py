@@ -101,6 +101,15 @@ def test_storage_at_the_end_of_its_cycle_has_nothing_to_paste() -> None:
     assert "changes the order" in cause.sentence
 
 
+def test_on_a_crowded_machine_an_item_that_hardly_computes_waits_for_reads() -> None:
+    """50 us of CPU in 4 ms; a neighbour has all CPUs."""
+    load = (stage("load", 1, knob=LOADER), rate(0.004, 0.00005))
+    crowded = window(load, period_s=0.005, wait=0.8, cpus=2.0, idle=0.0)
+    (cause,) = causes(crowded)
+    assert cause.kind == "storage"
+    assert "waits" in cause.sentence and "CPUs are taken" not in cause.sentence
+
+
 def test_cpus_are_short_only_where_they_are_measured_to_be_busy() -> None:
     busy = window((stage("decode", 4, knob=MAP), rate(0.04, 0.039)), cpus=4.0)
     (cause,) = causes(busy)

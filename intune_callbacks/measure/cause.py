@@ -28,6 +28,9 @@ CPUS_BUSY = 0.8
 take now and then."""
 COMPUTES = 0.5
 """An item that computes for less than this share of its time waits for something. A choice: the larger part counts."""
+READS = 0.1
+"""An item that computes for less than this share of its time waits for reads however crowded the CPUs are. A choice: with
+ten times as many busy threads as CPUs each still gets its tenth."""
 LEAST_READ_S = 0.0002
 """No read from a disk or a network is shorter: such a wait is for a CPU."""
 IDLE = 0.4
@@ -166,6 +169,9 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
 def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     had = seen.cpus_had
     if seen.cpus <= 0.0 or seen.cpus_busy < CPUS_BUSY * had or not _knows_cpu(seen, stage):
+        return None
+    rate = seen.rates[stage.name]
+    if rate.service_cpu_s < READS * rate.service_s and rate.service_s > LEAST_READ_S:
         return None
     busy = f"the input keeps {seen.cpus_busy:.1f} of {_cpus(seen)} busy"
     if had < CPUS_BUSY * seen.cpus:
