@@ -32,6 +32,8 @@ __all__ = ["BEFORE", "BEHIND", "INSIDE", "SINK_OP", "STAGE_OP", "Native", "load"
 
 STAGE_OP, SINK_OP = "IntuneStage", "IntuneSink"
 BEHIND, INSIDE, BEFORE = 0, 1, 2
+"""Where an `IntuneStage` is: behind its stage; inside, at the end of an interleave's function, to time and limit the
+reading itself; before an interleave, to know when its input ends."""
 STAGE_VALUES, SINK_VALUES = 14, 6
 
 
@@ -44,7 +46,7 @@ class Native:
     """
 
     def __init__(self, ops: Any, library: ctypes.CDLL) -> None:
-        self._ops, self._library = ops, library
+        self.ops, self._library = ops, library
         text, values = ctypes.c_char_p, ctypes.POINTER(ctypes.c_double)
         signatures: dict[str, tuple[list[Any], Any]] = {
             "intune_set_workers": ([text, text, ctypes.c_int32], None),
@@ -60,44 +62,18 @@ class Native:
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
 
-    def stage(
-        self,
-        input_dataset_variant: Any,
-        pipeline: str,
-        stage: str,
-        output_types: Sequence[Any],
-        output_shapes: Sequence[Any],
-        *,
-        role: int = 0,
+    def sink(
+        self, input_dataset_variant: Any, pipeline: str, output_types: Sequence[Any], output_shapes: Sequence[Any]
     ) -> Any:
-        """Add a stage's operation downstream of a dataset.
+        """Add the outermost operation; return the variant tensor of the same elements.
 
         Args:
             input_dataset_variant: variant tensor, scalar, of the dataset.
             pipeline: the key under which this pipeline is known.
-            stage: the stage's name; empty for an operation that only keeps others' workers away.
             output_types: dtypes of the element's flat components.
             output_shapes: their shapes.
-            role: `BEHIND` the stage, `INSIDE`, at the end of an interleave's function, to time and limit the reading
-                itself, or `BEFORE` an interleave, to know when its input ends.
-
-        Returns:
-            The variant tensor of the same elements.
         """
-        return self._ops.intune_stage(
-            input_dataset_variant,
-            pipeline=pipeline,
-            stage=stage,
-            role=role,
-            output_types=output_types,
-            output_shapes=output_shapes,
-        )
-
-    def sink(
-        self, input_dataset_variant: Any, pipeline: str, output_types: Sequence[Any], output_shapes: Sequence[Any]
-    ) -> Any:
-        """Add the outermost operation; arguments and result as for `stage`."""
-        return self._ops.intune_sink(
+        return self.ops.intune_sink(
             input_dataset_variant, pipeline=pipeline, output_types=output_types, output_shapes=output_shapes
         )
 
