@@ -29,7 +29,7 @@ def clamp(allocation: Mapping[str, int], stages: Sequence[Stage]) -> Allocation:
 
 
 def cpus_allowed() -> int:
-    """Return how many CPUs this process may run on."""
+    """Return how many CPUs this process may run on; limits of the container are not among them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
