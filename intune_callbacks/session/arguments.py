@@ -162,24 +162,9 @@ class BaseCallback:
         order: str = "same",
         fine_tune: bool = False,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        self.settings = Settings.checked(
-            mode,
-            run_dir,
-            show_card,
-            warm_start,
-            policy=policy,
-            decide_every_s=decide_every_s,
-            decide_every_batches=decide_every_batches,
-            warmup_batches=warmup_batches,
-            memory_soft_limit=memory_soft_limit,
-            cpus=cpus,
-            trainer_cpus=trainer_cpus,
-            max_workers=max_workers,
-            workers_kind=workers_kind,
-            order=order,
-            fine_tune=fine_tune,
-        )
+        self.settings = Settings.checked(**given)
         self.config, self.mode_source = self.settings.config, self.settings.mode_source
         self._prepare()
 
