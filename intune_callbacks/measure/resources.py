@@ -202,16 +202,7 @@ def _up(mount: Path, mount_root: str, path: str) -> Iterator[Path]:
 
 
 def _text(file: str) -> str:
-    # A third of the cost of open().read(); these files are read at each decision.
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        # The kernel gives a page of such a file at a time, whatever is asked for.
-        parts = [os.read(descriptor, 1 << 16)]
-        while parts[-1]:
-            parts.append(os.read(descriptor, 1 << 16))
-        return b"".join(parts).decode("ascii", "replace")
-    finally:
-        os.close(descriptor)
+    return Path(file).read_text(encoding="ascii", errors="replace")
 
 
 def _local_rank() -> int:

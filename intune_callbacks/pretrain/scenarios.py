@@ -108,14 +108,13 @@ def play(controller: Controller, machines: Machines, name: str, seed: int) -> Ru
     return Run(rate, steady, moved, used, env.ran_out > 0)
 
 
-def first_reach(fraction: Floats, threshold: float, over: int = 5) -> Floats:
-    """Return the decisions until the mean of `over` of them first reaches `threshold`, infinity if never; [N].
+def first_reach(fraction: Floats, threshold: float) -> Floats:
+    """Return the decisions until the mean of five of them first reaches `threshold`, infinity if never; [N].
 
     Args:
         fraction: of the oracle, [decisions, N].
         threshold: 0..1.
-        over: decisions averaged.
     """
     total = np.cumsum(np.vstack([np.zeros((1, fraction.shape[1])), fraction]), 0)
-    reached = (total[over:] - total[:-over]) / over >= threshold
-    return np.where(reached.any(0), reached.argmax(0) + over, np.inf)
+    reached = (total[5:] - total[:-5]) / 5 >= threshold
+    return np.where(reached.any(0), reached.argmax(0) + 5, np.inf)
