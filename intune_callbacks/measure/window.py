@@ -110,10 +110,7 @@ class Window:
         """Begin the window here: what came before (warm-up, another pipeline) is not judged.
 
         Args:
-            totals: the step timer's totals.
-            samples: samples delivered since the start of the run.
-            stats: the pipeline's counters.
-            exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
+            totals, samples, stats, exposed_wait_s: as for `observe`.
         """
         self._totals, self._samples, self._stats = totals, samples, stats
         self._exposed_wait_s = exposed_wait_s or 0.0
