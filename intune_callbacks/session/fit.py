@@ -178,10 +178,8 @@ class TunedFit:
         """Make the report, print the end card, and return what `report.json` holds; empty when training never began.
 
         Args:
-            note: why nothing can be tuned and what would change that, if so.
+            note, hints, more: as for `finish`.
             show_card: the training came to its end; False keeps the card from being printed, whatever the user asked.
-            hints: oddities of the user's pipeline that can be seen without running it.
-            more: further entries of the report, in plain JSON types.
         """
         with self.guarded("the report"):
             report = self.finish(note, together=show_card, hints=hints, **more)
