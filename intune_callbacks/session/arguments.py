@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from intune_callbacks.config import TunerConfig, resolve_mode
 from intune_callbacks.errors import ConfigError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["BaseCallback", "Settings", "guarded"]
 
 _Arguments = ParamSpec("_Arguments")
+_Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 
 @dataclass(frozen=True)
@@ -171,21 +172,16 @@ class BaseCallback:
         """Set what the callback of one framework holds besides."""
 
 
-def guarded(hook: Callable[Concatenate[Any, Any, _Arguments], None]) -> Callable[Concatenate[Any, _Arguments], None]:
-    """Make a hook a no-op outside a tuned fit, and an error of ours a frozen tuner instead of a stopped training.
+def guarded(hook: _Hook) -> _Hook:
+    """Make a hook a no-op outside a tuned fit, and an error of ours a frozen tuner instead of a stopped training."""
 
-    Args:
-        hook: a method that is given the fit, and then what the framework gives.
-    """
-
-    def call(self: BaseCallback, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
-        fit = self._fit
-        if fit is None:
+    @functools.wraps(hook)
+    def call(self: BaseCallback, *args: Any, **kwargs: Any) -> None:
+        if self._fit is None:
             return
         try:
-            hook(self, fit, *args, **kwargs)
+            hook(self, *args, **kwargs)
         except Exception as error:
-            fit.give_up(hook.__name__, error)
+            self._fit.give_up(hook.__name__, error)
 
-    call.__name__, call.__doc__ = hook.__name__, hook.__doc__
-    return call
+    return call  # type: ignore[return-value]
