@@ -350,7 +350,7 @@ def test_durations_are_readable(seconds: float, told: str) -> None:
 
 def test_versions_name_what_is_used_and_import_nothing() -> None:
     code = (
-        "import sys; from intune_callbacks.record.versions import versions as v; found = v(); "
+        "import sys, numpy; from intune_callbacks.record.versions import versions as v; found = v(); "
         "print(*sorted(found)); print(*[m for m in ('torch', 'lightning', 'torchdata') if m in sys.modules])"
     )
     out = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).splitlines()
