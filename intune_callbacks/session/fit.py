@@ -265,10 +265,8 @@ def stage_metrics(stages: Sequence[Stage]) -> dict[str, float]:
     """Return what is logged of the stages' values."""
     logged = {}
     for stage in stages:
-        if stage.window_of is not None:
-            logged[f"intune/window/{stage.window_of}"] = float(stage.current)
-        else:
-            logged[f"intune/{'workers' if stage.unit == 'workers' else 'window'}/{stage.name}"] = float(stage.current)
+        kind = "workers" if stage.unit == "workers" else "window"
+        logged[f"intune/{kind}/{stage.window_of or stage.name}"] = float(stage.current)
         if stage.delivering is not None:
             logged[f"intune/delivering/{stage.name}"] = float(stage.delivering)
     return logged
