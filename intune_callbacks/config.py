@@ -104,12 +104,11 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def resolve_mode(argument: str | None, environment: Mapping[str, str] | None = None) -> tuple[str, str]:
+def resolve_mode(argument: str | None) -> tuple[str, str]:
     """Return the mode and where it came from.
 
     Args:
         argument: the mode given in code or by a recipe, None if not given.
-        environment: where `INTUNE_MODE` is looked up; the process environment by default.
 
     Returns:
         ``(mode, source)`` with source ``INTUNE_MODE``, ``argument`` or ``default``.
@@ -117,11 +116,10 @@ def resolve_mode(argument: str | None, environment: Mapping[str, str] | None = N
     Raises:
         ConfigError: for a mode that does not exist.
     """
-    variables: Mapping[str, Any] = os.environ if environment is None else environment
-    given = variables.get(MODE_VARIABLE) or None
-    source = MODE_VARIABLE if given is not None else ("argument" if argument is not None else "default")
-    mode = given if given is not None else (argument if argument is not None else "tune")
-    problems = list(choice_problem("mode" if source != MODE_VARIABLE else MODE_VARIABLE, mode, MODES))
+    mode, source = ("tune", "default") if argument is None else (argument, "argument")
+    if given := os.environ.get(MODE_VARIABLE):
+        mode, source = given, MODE_VARIABLE
+    problems = list(choice_problem(MODE_VARIABLE if given else "mode", mode, MODES))
     if problems:
         raise ConfigError(problems)
     return mode, source

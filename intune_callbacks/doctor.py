@@ -12,8 +12,9 @@ import psutil
 
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.installing import install_line, lower_bounds
-from intune_callbacks.measure.resources import MachineProbe, affinity
+from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.pipelines import tf_build
+from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.types import Probe
 from intune_callbacks.words import percent
 
@@ -108,7 +109,7 @@ def text(findings: Sequence[Finding]) -> str:
 def _machine(probe: Probe) -> list[Finding]:
     now = probe.read()
     found = [
-        Finding("CPUs", "ok", f"{now.cpus:g} for the input pipeline, of {affinity()} this process may use")
+        Finding("CPUs", "ok", f"{now.cpus:g} for the input pipeline, of {cpus_allowed()} this process may use")
         if now.cpus >= 1.0
         else Finding("CPUs", "limited", f"{now.cpus:g} for the input pipeline", "give the container more CPUs")
     ]

@@ -92,31 +92,26 @@ class InTuneCallback(BaseCallback, _Callback):
             self._start(sys._getframe(1), last)
 
     @guarded
-    def _start(self, frame: Any, last: Fit | None) -> None:
-        assert self._fit is not None
-        self._fit.start(frame, self, last)
+    def _start(self, fit: Fit, frame: Any, last: Fit | None) -> None:
+        fit.start(frame, self, last)
 
     @guarded
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        assert self._fit is not None
-        self._fit.epoch_begin(epoch, getattr(self, "params", None) or {})
+    def on_epoch_begin(self, fit: Fit, epoch: int, logs: Any = None) -> None:
+        fit.epoch_begin(epoch, getattr(self, "params", None) or {})
 
     @guarded
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        assert self._fit is not None
-        self._fit.batch_begin()
+    def on_train_batch_begin(self, fit: Fit, batch: int, logs: Any = None) -> None:
+        fit.batch_begin()
 
     @guarded
-    def on_test_begin(self, logs: Any = None) -> None:
-        assert self._fit is not None
-        self._fit.pause()
+    def on_test_begin(self, fit: Fit, logs: Any = None) -> None:
+        fit.pause()
 
     @guarded
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        assert self._fit is not None
-        self._fit.pause()
+    def on_epoch_end(self, fit: Fit, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        fit.pause()
         if logs is not None:
-            logs.update(self._fit.epoch_logs())
+            logs.update(fit.epoch_logs())
 
     def on_train_end(self, logs: Any = None) -> None:
         self._close(show_card=True)

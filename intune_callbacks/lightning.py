@@ -92,9 +92,8 @@ class InTuneCallback(BaseCallback, _Callback):
                 self._leave_out_empty_hooks()
 
     @guarded
-    def _attach(self) -> None:
-        assert self._fit is not None
-        self._fit.attach()
+    def _attach(self, fit: Fit) -> None:
+        fit.attach()
 
     def _leave_out_empty_hooks(self) -> None:
         """For the time of the fit, have Lightning not call what does nothing: it takes 2 us for each hook and step."""
@@ -103,40 +102,35 @@ class InTuneCallback(BaseCallback, _Callback):
                 setattr(self, name, None)
 
     @guarded
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        assert self._fit is not None
-        self._fit.start(self._restored)
+    def on_train_start(self, fit: Fit, trainer: Any, pl_module: Any) -> None:
+        fit.start(self._restored)
         self._restored = {}
 
     @guarded
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        assert self._fit is not None
-        self._fit.epoch_begin()
+    def on_train_epoch_start(self, fit: Fit, trainer: Any, pl_module: Any) -> None:
+        fit.epoch_begin()
 
     @guarded
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert self._fit is not None
-        self._fit.batch(batch)
+    def on_train_batch_end(
+        self, fit: Fit, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        fit.batch(batch)
 
     @guarded
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        assert self._fit is not None
-        self._fit.pause()
+    def on_validation_start(self, fit: Fit, trainer: Any, pl_module: Any) -> None:
+        fit.pause()
 
     @guarded
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        assert self._fit is not None
-        self._fit.pause()
+    def on_train_epoch_end(self, fit: Fit, trainer: Any, pl_module: Any) -> None:
+        fit.pause()
 
     @guarded
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        assert self._fit is not None
-        self._fit.pause()
+    def on_save_checkpoint(self, fit: Fit, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        fit.pause()
 
     @guarded
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        assert self._fit is not None
-        self._fit.end()
+    def on_train_end(self, fit: Fit, trainer: Any, pl_module: Any) -> None:
+        fit.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         # Lightning does not call `teardown` after an exception.

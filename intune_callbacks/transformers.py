@@ -76,31 +76,27 @@ class InTuneCallback(BaseCallback, _Callback):
             warn(f"InTune does nothing in this training: {type(error).__name__}: {error}")
 
     @guarded
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        assert self._fit is not None
-        self._fit.pause()
+    def on_epoch_begin(self, fit: Fit, /, args: Any, state: Any, control: Any, **more: Any) -> None:
+        fit.pause()
 
     @guarded
-    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def on_step_begin(self, fit: Fit, /, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._give_skipping_back()
 
     @guarded
-    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        assert self._fit is not None
+    def on_step_end(self, fit: Fit, /, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._now = args, state, control
-        self._fit.step_over()
+        fit.step_over()
         if control.should_evaluate or control.should_save:
-            self._fit.pause()
+            fit.pause()
 
     @guarded
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        assert self._fit is not None
-        self._fit.pause()
+    def on_prediction_step(self, fit: Fit, /, args: Any, state: Any, control: Any, **more: Any) -> None:
+        fit.pause()
 
     @guarded
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        assert self._fit is not None
-        self._fit.pause()
+    def on_epoch_end(self, fit: Fit, /, args: Any, state: Any, control: Any, **more: Any) -> None:
+        fit.pause()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._close(show_card=True)

@@ -162,7 +162,6 @@ class Resources:
         memory_used_bytes: memory in use against that limit.
         shm_free_bytes: free bytes in /dev/shm; None where there is none.
         gpu_utilisation: 0..1, None without a driver.
-        cpu_clock_hz: measured once; 0.0 if unknown.
         cpus_idle: CPUs nobody used since the last reading, whoever might have; None where that is not known.
         local_ranks: training processes that share this memory and grow alike.
     """
@@ -172,7 +171,6 @@ class Resources:
     memory_used_bytes: int
     shm_free_bytes: int | None = None
     gpu_utilisation: float | None = None
-    cpu_clock_hz: float = 0.0
     cpus_idle: float | None = None
     local_ranks: int = 1
 

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.measure import resources
-from intune_callbacks.measure.resources import MachineProbe, cpu_clock_hz
+from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.types import Resources
 
 GIB = 1 << 30
@@ -33,7 +32,6 @@ class Machine:
         self.affinity, self.available = 16, AVAILABLE
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(self.affinity)), raising=False)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=TOTAL, available=self.available))
-        monkeypatch.setattr(resources, "cpu_clock_hz", lambda: 3e9)
 
     def write(self, path: str, text: object) -> None:
         file = self.root / path
@@ -87,7 +85,6 @@ def test_without_cgroups_the_machine_is_the_limit(machine: Machine) -> None:
         memory_used_bytes=TOTAL - AVAILABLE,
         shm_free_bytes=None,
         gpu_utilisation=None,
-        cpu_clock_hz=3e9,
     )
 
 
@@ -280,7 +277,6 @@ def test_the_real_machine_can_be_read() -> None:
     seen = MachineProbe().read()
     assert seen.cpus > 0
     assert 0 < seen.memory_used_bytes < seen.memory_limit_bytes <= psutil.virtual_memory().total
-    assert seen.cpu_clock_hz == cpu_clock_hz() >= 0
 
 
 def test_the_first_look_of_a_process_starts_no_thread() -> None:
@@ -292,27 +288,3 @@ def test_the_first_look_of_a_process_starts_no_thread() -> None:
     )
     told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("answer", "hertz"),
-    [
-        (SimpleNamespace(current=2600.0, max=3700.0), 3.7e9),
-        (SimpleNamespace(current=2600.0, max=0.0), 2.6e9),
-        (None, 0.0),
-        (NotImplementedError(), 0.0),
-        (FileNotFoundError(), 0.0),
-    ],
-)
-def test_cpu_clock(monkeypatch: pytest.MonkeyPatch, answer: object, hertz: float) -> None:
-    def cpu_freq() -> object:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(psutil, "cpu_freq", cpu_freq)
-    cpu_clock_hz.cache_clear()
-    try:
-        assert cpu_clock_hz() == hertz
-    finally:
-        cpu_clock_hz.cache_clear()

@@ -300,7 +300,7 @@ def test_score_by_hand() -> None:
     rate[10:, 0], rate[:, 1] = 1.0, 0.8
     moved = np.zeros((20, 2), bool)
     moved[9, 0] = True
-    row, mean = card.score(Run(rate, rate, moved, rate, np.array([False, True])), np.ones((20, 2)))
+    row, mean = card.score(Run(rate, rate, moved, np.array([False, True])), np.ones((20, 2)))
     assert mean == pytest.approx([0.75, 0.8])
     assert (row["mean"], row["median"], row["oom_share"], row["move_share"]) == pytest.approx(
         (0.775, 0.775, 0.5, 0.025)
@@ -308,7 +308,7 @@ def test_score_by_hand() -> None:
     # Only one of two machines gets there: the median is never.
     assert row["decisions_to_90"] is None
     rate = np.concatenate([rate, np.ones((20, 1))], 1)
-    row, _ = card.score(Run(rate, rate, moved, rate, np.zeros(3, bool)), np.ones((20, 3)))
+    row, _ = card.score(Run(rate, rate, moved, np.zeros(3, bool)), np.ones((20, 3)))
     # The mean of five counts; from the eleventh decision on the rate is the oracle's: (.5 + 4) / 5 is .9.
     assert (row["decisions_to_90"], row["decisions_to_95"]) == (14, 15)
 
@@ -328,24 +328,9 @@ def test_paired_interval_holds_the_difference() -> None:
 
 def test_all_problems_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        PretrainConfig(
-            seed=-1,
-            explore=1.5,
-            replay=100,
-            learner=LearnerConfig(rate=float("nan"), hidden=2.5),  # type: ignore[arg-type]
-            lessons=LessonsConfig(decisions=20, machines=8, labelled=64),
-        )
-    named = {problem.split("=")[0] for problem in error.value.problems}
-    assert named == {
-        "decisions",
-        "seed",
-        "explore",
-        "replay",
-        "learner.rate",
-        "learner.hidden",
-        "lessons.decisions",
-        "lessons.labelled",
-    }
+        PretrainConfig(seed=-1, eval_static=2.5, eval_resize=-1)  # type: ignore[arg-type]
+    named = [problem.split("=")[0] for problem in error.value.problems]
+    assert named == ["decisions", "seed", "eval_static", "eval_resize"]
     with pytest.raises(ConfigError, match="only one"):
         PretrainConfig(decisions=100, minutes=1.0)
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler  # noqa: E402
 
 from intune_callbacks import live  # noqa: E402
-from intune_callbacks.session.samples import Samples, batch_size_of, samples_in  # noqa: E402
+from intune_callbacks.session.samples import Samples, batch_size_of  # noqa: E402
 
 THREE = torch.zeros(3, 2)
 IMAGES = [torch.full((3, 4 + index % 5, 6), float(index)) for index in range(19)]
@@ -20,9 +20,9 @@ IMAGES = [torch.full((3, 4 + index % 5, 6), float(index)) for index in range(19)
 def test_samples_are_counted_wherever_the_tensor_is() -> None:
     for batch in (THREE, THREE.numpy(), [THREE], {"x": {"y": (THREE, 1)}}, [torch.tensor(1.0), THREE], ["a", THREE]):
         for batch_size in (None, 3, 4, 100):
-            assert Samples(batch_size).count(batch) == samples_in(batch) == 3
-    assert samples_in({"text": "abc"}) == Samples().count({"text": "abc"}) == 1
-    assert samples_in(None) == Samples().count(None) == 1
+            assert Samples(batch_size).count(batch) == 3
+    assert Samples().count({"text": "abc"}) == 1
+    assert Samples().count(None) == 1
 
 
 def detected(size: int) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Shapeless:
 
 def test_a_batch_that_raises_when_it_is_looked_at_is_what_the_loader_says() -> None:
     assert Samples(8).count([Shapeless(), THREE]) == 8
-    assert samples_in(Shapeless()) == 1
+    assert Samples().count(Shapeless()) == 1
 
 
 def test_a_batch_of_another_kind_is_counted_as_it_is() -> None:

@@ -141,7 +141,8 @@ def body(number):
 dataset = tf.data.Dataset.range(10**6).map(body, 64)
 types, shapes = [tf.int64], [dataset.element_spec.shape]
 from tensorflow.python.data.ops import dataset_ops
-variant = native.stage(dataset._variant_tensor, "end", "body", types, shapes)
+given = {"pipeline": "end", "stage": "body", "output_types": types, "output_shapes": shapes}
+variant = native.ops.intune_stage(dataset._variant_tensor, **given)
 dataset = dataset_ops._VariantDataset(variant, dataset.element_spec)
 native.set_workers("end", "body", 4)
 iterator = iter(dataset)

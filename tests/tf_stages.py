@@ -55,7 +55,9 @@ def flat(dataset: Any) -> tuple[Any, Any]:
 
 
 def staged(native: tf_native.Native, dataset: Any, key: str, name: str, **more: Any) -> Any:
-    variant = native.stage(dataset._variant_tensor, key, name, *flat(dataset), **more)
+    types, shapes = flat(dataset)
+    given = {"pipeline": key, "stage": name, "output_types": types, "output_shapes": shapes} | more
+    variant = native.ops.intune_stage(dataset._variant_tensor, **given)
     return dataset_ops._VariantDataset(variant, dataset.element_spec)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from intune_callbacks.config import number_problem
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.measure.device import GpuProbe
 from intune_callbacks.measure.idle import IdleCpus
+from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.types import Resources
 
-__all__ = ["MachineProbe", "affinity", "cpu_clock_hz"]
+__all__ = ["MachineProbe"]
 
 
 class MachineProbe:
@@ -78,7 +78,6 @@ class MachineProbe:
             memory_used_bytes=used_bytes,
             shm_free_bytes=_free_bytes(self._shm),
             gpu_utilisation=self._gpu.read(),
-            cpu_clock_hz=cpu_clock_hz(),
             cpus_idle=None if idle is None else idle / self._local_ranks,
             local_ranks=self._local_ranks,
         )
@@ -87,7 +86,7 @@ class MachineProbe:
         if self._cpus is not None:
             return self._cpus
         limits = [quota.read() for quota in self._quotas]
-        share = min([float(affinity()), *(limit for limit in limits if limit is not None)]) / self._local_ranks
+        share = min([float(cpus_allowed()), *(limit for limit in limits if limit is not None)]) / self._local_ranks
         return max(share - self._trainer_cpus, share / 2)
 
     def _read_memory(self) -> tuple[int, int]:
@@ -203,23 +202,7 @@ def _up(mount: Path, mount_root: str, path: str) -> Iterator[Path]:
 
 
 def _text(file: str) -> str:
-    # A third of the cost of open().read(); these files are read at each decision.
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        # The kernel gives a page of such a file at a time, whatever is asked for.
-        parts = [os.read(descriptor, 1 << 16)]
-        while parts[-1]:
-            parts.append(os.read(descriptor, 1 << 16))
-        return b"".join(parts).decode("ascii", "replace")
-    finally:
-        os.close(descriptor)
-
-
-def affinity() -> int:
-    """Return how many CPUs this process may run on; limits of the container are not among them."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return Path(file).read_text(encoding="ascii", errors="replace")
 
 
 def _local_rank() -> int:
@@ -233,13 +216,3 @@ def _free_bytes(folder: str) -> int | None:
     except (OSError, AttributeError):
         return None
     return disk.f_bavail * disk.f_frsize
-
-
-@functools.cache
-def cpu_clock_hz() -> float:
-    """Return the CPU's highest clock in Hz, the present one where the highest is unknown, 0.0 if neither is."""
-    try:
-        clock = psutil.cpu_freq()
-    except (OSError, NotImplementedError, AttributeError, RuntimeError):
-        return 0.0
-    return 1e6 * (clock.max or clock.current) if clock else 0.0

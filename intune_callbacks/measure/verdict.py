@@ -10,40 +10,22 @@ from typing import Literal
 from intune_callbacks.types import Observation
 from intune_callbacks.words import percent
 
-__all__ = ["Thresholds", "Verdict", "VerdictKind", "settle", "verdict"]
+__all__ = ["Verdict", "VerdictKind", "settle"]
 
 VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short", "slower than before"]
 """The last one is said of a whole run only, see `intune_callbacks.record.findings`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Where one verdict ends and the next begins.
-
-    20 steps, and 10 % (warning) and 20 % (critical) of the step, are the values of TraceML
-    (https://github.com/traceopt-ai/traceml); SPDL also discards about 20 steps.
-
-    Args:
-        steps: fewest steps a verdict rests on.
-        long_steps: the same where they took `long_s` seconds together: in a step of seconds no noise hides a wait.
-        long_s: seconds.
-        input_bound_wait_frac: from this share of waiting on, the input is the bottleneck.
-        compute_bound_wait_frac: below this share the model is the bottleneck, if the last queue stands full.
-        compute_bound_wait_frac_without_queue: the same where no queue can be looked at.
-        full_queue_fill: from this fill on a queue stands full.
-        busy_tie: stages whose busy fractions differ by less are told apart by their queues.
-        most_wait_frac: waits above it count as this much, so that the headroom stays finite.
-    """
-
-    steps: int = 20
-    long_steps: int = 8
-    long_s: float = 15.0
-    input_bound_wait_frac: float = 0.20
-    compute_bound_wait_frac: float = 0.10
-    compute_bound_wait_frac_without_queue: float = 0.05
-    full_queue_fill: float = 0.5
-    busy_tie: float = 0.05
-    most_wait_frac: float = 0.999
+STEPS, LONG_STEPS, LONG_S = 20, 8, 15.0
+"""Fewest steps a verdict rests on, and where they took so many seconds together: in a step of seconds no noise hides a
+wait. 20 is the value of TraceML (https://github.com/traceopt-ai/traceml); SPDL also discards about 20 steps."""
+INPUT_BOUND, COMPUTE_BOUND, COMPUTE_BOUND_WITHOUT_QUEUE = 0.20, 0.10, 0.05
+"""Share of waiting from which on the input is the bottleneck, and below which the model is, if the last queue stands
+full or, more carefully, where no queue can be looked at. The first two are TraceML's critical and warning values."""
+FULL_QUEUE, BUSY_TIE = 0.5, 0.05
+"""From this fill on a queue stands full; stages whose busy shares differ by less are told apart by their queues."""
+MOST_WAIT = 0.999
+"""Waits above it count as this much, so that the headroom stays finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +45,7 @@ class Verdict:
     why: str
 
 
-def verdict(observation: Observation, *, steps: int | None = None, thresholds: Thresholds = Thresholds()) -> Verdict:
-    """Judge one window.
-
-    Args:
-        observation: the window.
-        steps: steps the judgement rests on; by default the batches of the window.
-        thresholds: where one verdict ends and the next begins.
-    """
-    return settle([observation], steps=steps, thresholds=thresholds)
-
-
-def settle(
-    observations: Sequence[Observation], *, steps: int | None = None, thresholds: Thresholds = Thresholds()
-) -> Verdict:
+def settle(observations: Sequence[Observation]) -> Verdict:
     """Judge several windows by their medians, so that one odd window does not decide.
 
     The GPU's idle share is judged where it is known, else the share the training loop was blocked: a blocked loop does
@@ -84,12 +53,9 @@ def settle(
 
     Args:
         observations: the windows, oldest first; the stages of the last one are judged.
-        steps: steps the judgement rests on; by default the batches of all windows.
-        thresholds: where one verdict ends and the next begins.
     """
-    measured = sum(o.batches for o in observations) if steps is None else steps
-    took_long = sum(o.elapsed_s for o in observations) >= thresholds.long_s
-    needed = thresholds.long_steps if took_long else thresholds.steps
+    measured = sum(o.batches for o in observations)
+    needed = LONG_STEPS if sum(o.elapsed_s for o in observations) >= LONG_S else STEPS
     if not observations or measured < needed:
         noun = "step was" if measured == 1 else "steps were"
         return Verdict("too short", None, 0.0, f"{measured} {noun} measured, a verdict needs {needed}")
@@ -97,25 +63,25 @@ def settle(
     exposed = [o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]
     on_gpu = len(exposed) == len(observations)
     wait_frac = median(exposed) if on_gpu else median(o.wait_frac for o in observations)
-    headroom = wait_frac / (1.0 - min(wait_frac, thresholds.most_wait_frac))
+    headroom = wait_frac / (1.0 - min(wait_frac, MOST_WAIT))
     who = f"the {'GPU stood idle' if on_gpu else 'trainer waited'} {percent(wait_frac)} of each step"
 
-    if wait_frac >= thresholds.input_bound_wait_frac:
-        stage = _guilty(observations, thresholds)
+    if wait_frac >= INPUT_BOUND:
+        stage = _guilty(observations)
         link = "waiting for" if on_gpu else "on"
         why = f"{who} {link} {stage!r}" if stage else f"{who} {'waiting ' if on_gpu else ''}for data"
         return Verdict("input-bound", stage, headroom, why)
     fill = _last_queue_fill(observations)
     if fill is None:
-        compute_bound = wait_frac < thresholds.compute_bound_wait_frac_without_queue
+        compute_bound = wait_frac < COMPUTE_BOUND_WITHOUT_QUEUE
     else:
-        compute_bound = wait_frac < thresholds.compute_bound_wait_frac and fill >= thresholds.full_queue_fill
+        compute_bound = wait_frac < COMPUTE_BOUND and fill >= FULL_QUEUE
     if compute_bound:
         return Verdict("compute-bound", None, headroom, f"{who}; the input pipeline is not the bottleneck")
     return Verdict("balanced", None, headroom, f"{who}; input and model are about equally fast")
 
 
-def _guilty(observations: Sequence[Observation], thresholds: Thresholds) -> str | None:
+def _guilty(observations: Sequence[Observation]) -> str | None:
     """Name the worker stage that is busy most: those before it are blocked, those behind it starved."""
     busy = {
         name: median(o.rates[name].busy_frac for o in observations if name in o.rates) for name in _judged(observations)
@@ -123,7 +89,7 @@ def _guilty(observations: Sequence[Observation], thresholds: Thresholds) -> str 
     most = max(busy.values(), default=0.0)
     if most <= 0.0:
         return None
-    tied = [name for name in busy if busy[name] >= most - thresholds.busy_tie]
+    tied = [name for name in busy if busy[name] >= most - BUSY_TIE]
     return min(tied, key=lambda name: (_fill(observations, name), -busy[name]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.types import Observation, PipelineStats, Resources, Stage, StageRates, StageStats
@@ -12,6 +13,7 @@ from intune_callbacks.types import Observation, PipelineStats, Resources, Stage,
 __all__ = ["Window", "rates"]
 
 _NOTHING = PipelineStats(at_s=0.0, delivered=0, stages={})
+COUNTED = ("items", "busy_s", "busy_s2", "cpu_s", "starved_s", "blocked_s", "held_s")
 
 
 def rates(before: PipelineStats, after: PipelineStats, stages: Sequence[Stage]) -> dict[str, StageRates]:
@@ -63,18 +65,10 @@ def _stage_rates(before: StageStats | None, after: StageStats, batches: int, ela
 
 def _difference(before: StageStats, after: StageStats) -> tuple[StageStats, int]:
     """Return what was done between two readings, and the results queued since."""
-    done = replace(
-        after,
-        items=after.items - before.items,
-        busy_s=after.busy_s - before.busy_s,
-        busy_s2=after.busy_s2 - before.busy_s2,
-        cpu_s=after.cpu_s - before.cpu_s,
-        starved_s=after.starved_s - before.starved_s,
-        blocked_s=after.blocked_s - before.blocked_s,
-        held_s=after.held_s - before.held_s,
-    )
-    smallest = min(done.items, done.busy_s, done.busy_s2, done.cpu_s, done.starved_s, done.blocked_s)
-    return (after, after.queued) if smallest < 0 else (done, after.queued - before.queued)
+    done: dict[str, Any] = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
+    if min(done.values()) < 0:
+        return after, after.queued
+    return replace(after, **done), after.queued - before.queued
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -110,10 +104,7 @@ class Window:
         """Begin the window here: what came before (warm-up, another pipeline) is not judged.
 
         Args:
-            totals: the step timer's totals.
-            samples: samples delivered since the start of the run.
-            stats: the pipeline's counters.
-            exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
+            totals, samples, stats, exposed_wait_s: as for `observe`.
         """
         self._totals, self._samples, self._stats = totals, samples, stats
         self._exposed_wait_s = exposed_wait_s or 0.0

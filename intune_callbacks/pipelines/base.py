@@ -8,10 +8,15 @@ from dataclasses import replace
 
 from intune_callbacks.types import Allocation, Hint, Pipeline, PipelineStats, Stage
 
-__all__ = ["Combined", "Pipeline", "busy_limit", "clamp", "cpus_allowed"]
+__all__ = [
+    "MAX_PROCESSES", "MAX_THREADS", "MAX_WINDOW", "Combined", "Pipeline", "busy_limit", "clamp", "cpus_allowed",
+    "windowed",
+]  # fmt: skip
 
 # Why: see `busy_limit`.
 BURST = 1.15
+# A choice: more than most machines need; a process has memory of its own. CPUs and memory are watched by the guard.
+MAX_PROCESSES, MAX_THREADS, MAX_WINDOW = 64, 256, 4096
 
 
 def clamp(allocation: Mapping[str, int], stages: Sequence[Stage]) -> Allocation:
@@ -28,8 +33,24 @@ def clamp(allocation: Mapping[str, int], stages: Sequence[Stage]) -> Allocation:
     }
 
 
+def windowed(
+    workers: Stage, current: int, *, low: int = 1, high: int = MAX_WINDOW, knob: str = ""
+) -> tuple[Stage, Stage]:
+    """Return a stage of workers and the window that holds its results.
+
+    Args:
+        workers: that stage.
+        current: results it may hold now.
+        low, high: fewest and most.
+        knob: how the user writes the window.
+    """
+    window = f"{workers.name}.window"
+    held = Stage(window, "memory", "items", low, high, current, window_of=workers.name, when=workers.when, knob=knob)
+    return workers, held
+
+
 def cpus_allowed() -> int:
-    """Return how many CPUs this process may run on."""
+    """Return how many CPUs this process may run on; limits of the container are not among them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

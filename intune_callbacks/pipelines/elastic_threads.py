@@ -28,13 +28,7 @@ class WorkerThreads:
     Args:
         line: what they share with the consumer.
         source: the iterator the items come from; None where the consumer pulls it and fills the inbox.
-        fn: what is done to one item; not called with a pool.
-        pool: child processes for the work; None computes in the threads.
-        snapshot: called after each pull, under the source's lock.
-        finish: applied to each result in the thread.
-        counters: where to count.
-        clock: wall and CPU clock.
-        name: the stage's name, used for thread names and errors.
+        fn, pool, snapshot, finish, counters, clock, name: as for `ElasticMap`.
 
     Attributes:
         wanted: how many there should be.

@@ -15,15 +15,13 @@ from typing import Any
 
 import grain
 
-from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.base import MAX_THREADS, MAX_WINDOW, clamp, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
 __all__ = ["GrainPipeline", "why_not"]
 
 THREADS, BUFFER = "read", "read.window"
-# A choice: as for other threads; CPUs and memory are watched by the guard.
-MAX_THREADS, MAX_BUFFER = 256, 4096
 LOCK_S = 1.0
 """For so long the lock of a running iterator is waited for, else the next fetch tries again. A choice: an element
 somebody waits for is mostly there sooner."""
@@ -110,13 +108,9 @@ class GrainPipeline:
     def stages(self) -> tuple[Stage, ...]:
         if self.is_released:
             return ()
-        high = max(MAX_BUFFER, self.own[1])
-        return (
-            Stage(THREADS, "cpu", "workers", 1, self._high, self.threads, knob="ReadOptions(num_threads={})"),
-            Stage(
-                BUFFER, "memory", "items", 1, high, self.buffer, window_of=THREADS, knob="prefetch_buffer_size={total}"
-            ),
-        )
+        high = max(MAX_WINDOW, self.own[1])
+        threads = Stage(THREADS, "cpu", "workers", 1, self._high, self.threads, knob="ReadOptions(num_threads={})")
+        return windowed(threads, self.buffer, high=high, knob="prefetch_buffer_size={total}")
 
     def stats(self) -> PipelineStats:
         counters, now_s = self.counters, self.clock.wall()

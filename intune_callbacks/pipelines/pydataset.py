@@ -9,21 +9,19 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import CHANGED, plain_values
 from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset_work import Here, There, reducer
-from intune_callbacks.pipelines.worker_cost import Startup, fork_s
+from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
 __all__ = ["WAITING", "PyDatasetPipeline", "Run", "knobs"]
 
 WORKERS, WINDOW = "load", "load.window"
-# As in `torch_loader`.
-MAX_PROCESSES, MAX_THREADS, MAX_WINDOW = 64, 256, 4096
 # Keras sends each batch to its workers before it waits for a place in its queue.
 WAITING = 1
 
@@ -61,7 +59,6 @@ class PyDatasetPipeline:
         self._own, self.workers, self.window = workers, workers, min(max(1, window), MAX_WINDOW)
         self._high = max(workers, max_workers or (MAX_PROCESSES if kind == "process" else MAX_THREADS))
         self._counters, self._startup = Counters(), Startup()
-        self._prior_s: float | None = None
         self._run: Run | None = None
         self._runs = 0
         self.delivered = 0
@@ -125,20 +122,10 @@ class PyDatasetPipeline:
 
     def stages(self) -> tuple[Stage, ...]:
         workers, window = knobs(self._kind)
-        low, startup_s = min(1, self._own), self._startup_s()
-        return (
-            Stage(WORKERS, "cpu", "workers", low, self._high, self.workers, knob=workers, startup_s=startup_s),
-            Stage(WINDOW, "memory", "items", 1, MAX_WINDOW, self.window, window_of=WORKERS, knob=window),
-        )
-
-    def _startup_s(self) -> float:
-        if self._kind != "process":
-            return 0.0
-        if self._startup.count:
-            return self._startup.total_s / self._startup.count
-        if self._prior_s is None:
-            self._prior_s = fork_s()
-        return self._prior_s
+        limits = min(1, self._own), self._high, self.workers
+        startup_s = self._startup.expected_s if self._kind == "process" else 0.0
+        load = Stage(WORKERS, "cpu", "workers", *limits, knob=workers, startup_s=startup_s)
+        return windowed(load, self.window, knob=window)
 
     def stats(self) -> PipelineStats:
         run = self._run

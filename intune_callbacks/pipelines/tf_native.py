@@ -32,11 +32,13 @@ __all__ = ["BEFORE", "BEHIND", "INSIDE", "SINK_OP", "STAGE_OP", "Native", "load"
 
 STAGE_OP, SINK_OP = "IntuneStage", "IntuneSink"
 BEHIND, INSIDE, BEFORE = 0, 1, 2
+"""Where an `IntuneStage` is: behind its stage; inside, at the end of an interleave's function, to time and limit the
+reading itself; before an interleave, to know when its input ends."""
 STAGE_VALUES, SINK_VALUES = 14, 6
 
 
 class Native:
-    """The loaded library.
+    """The loaded library. Its methods know a pipeline by its key, and in it a stage by its name.
 
     Args:
         ops: the module of operations TensorFlow made of it.
@@ -44,7 +46,7 @@ class Native:
     """
 
     def __init__(self, ops: Any, library: ctypes.CDLL) -> None:
-        self._ops, self._library = ops, library
+        self.ops, self._library = ops, library
         text, values = ctypes.c_char_p, ctypes.POINTER(ctypes.c_double)
         signatures: dict[str, tuple[list[Any], Any]] = {
             "intune_set_workers": ([text, text, ctypes.c_int32], None),
@@ -60,56 +62,22 @@ class Native:
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
 
-    def stage(
-        self,
-        input_dataset_variant: Any,
-        pipeline: str,
-        stage: str,
-        output_types: Sequence[Any],
-        output_shapes: Sequence[Any],
-        *,
-        role: int = 0,
-    ) -> Any:
-        """Add a stage's operation downstream of a dataset.
-
-        Args:
-            input_dataset_variant: variant tensor, scalar, of the dataset.
-            pipeline: the key under which this pipeline is known.
-            stage: the stage's name; empty for an operation that only keeps others' workers away.
-            output_types: dtypes of the element's flat components.
-            output_shapes: their shapes.
-            role: `BEHIND` the stage, `INSIDE`, at the end of an interleave's function, to time and limit the reading
-                itself, or `BEFORE` an interleave, to know when its input ends.
-
-        Returns:
-            The variant tensor of the same elements.
-        """
-        return self._ops.intune_stage(
-            input_dataset_variant,
-            pipeline=pipeline,
-            stage=stage,
-            role=role,
-            output_types=output_types,
-            output_shapes=output_shapes,
-        )
-
     def sink(
         self, input_dataset_variant: Any, pipeline: str, output_types: Sequence[Any], output_shapes: Sequence[Any]
     ) -> Any:
-        """Add the outermost operation; arguments and result as for `stage`."""
-        return self._ops.intune_sink(
+        """Add the outermost operation; return the variant tensor of the same elements.
+
+        Args:
+            input_dataset_variant: variant tensor, scalar, of the dataset.
+            pipeline: its key.
+            output_types, output_shapes: of the element's flat components.
+        """
+        return self.ops.intune_sink(
             input_dataset_variant, pipeline=pipeline, output_types=output_types, output_shapes=output_shapes
         )
 
     def read(self, pipeline: str) -> tuple[SinkReading, dict[str, StageReading]]:
-        """Read all counters of a pipeline; empty ones if nothing is known of it.
-
-        Args:
-            pipeline: its key.
-
-        Returns:
-            The sink's reading, and each stage's by name.
-        """
+        """Return all counters, the sink's and each stage's by name; empty ones if nothing is known of the pipeline."""
         key = pipeline.encode()
         values, stages = (ctypes.c_double * STAGE_VALUES)(), {}
         for name in self._stages(key):
@@ -118,11 +86,7 @@ class Native:
         return self.read_sink(pipeline), stages
 
     def read_sink(self, pipeline: str) -> SinkReading:
-        """Read only the counters at a pipeline's end: cheap enough for every batch.
-
-        Args:
-            pipeline: its key.
-        """
+        """Return only the counters at a pipeline's end: cheap enough for every batch."""
         values = (ctypes.c_double * SINK_VALUES)()
         if not self._library.intune_read_sink(pipeline.encode(), values):
             return SinkReading()
@@ -133,8 +97,6 @@ class Native:
         """Let at most `workers` closures of a stage compute at once, from now on and in later iterators.
 
         Args:
-            pipeline: the pipeline's key.
-            stage: the stage's name.
             workers: 1 or more; 0 gives the work back to TensorFlow's own pool. Fewer than now: running ones end.
 
         Raises:
@@ -150,8 +112,6 @@ class Native:
         tf.data's own tuner leaves the value alone from then on. An interleave takes at most its cycle length.
 
         Args:
-            pipeline: the pipeline's key.
-            stage: the stage's name.
             window: results in progress or finished ahead of the consumer; at least 1 is set.
 
         Returns:
@@ -169,8 +129,6 @@ class Native:
         are not counted, as TensorFlow does not.
 
         Args:
-            pipeline: the pipeline's key.
-            stage: the interleave's name.
             readers: 1 or more; 0 for all it can have.
             ahead: elements of each of its datasets that may be read before their turn.
 
@@ -181,20 +139,11 @@ class Native:
         return int(self._library.intune_set_readers(pipeline.encode(), stage.encode(), wanted, ahead))
 
     def follow_depth(self, pipeline: str, stage: str) -> None:
-        """Let the depth of a prefetch follow tf.data's own rule for AUTOTUNE until `set_window`.
-
-        Args:
-            pipeline: the pipeline's key.
-            stage: the prefetch's name; its graph begins with 1.
-        """
+        """Let a prefetch, whose graph begins with 1, follow tf.data's own rule for AUTOTUNE until `set_window`."""
         self._library.intune_follow_depth(pipeline.encode(), stage.encode())
 
     def release(self, pipeline: str) -> None:
-        """Forget a pipeline's counters and wanted values; iterators alive go on as they are to their end.
-
-        Args:
-            pipeline: its key.
-        """
+        """Forget a pipeline's counters and wanted values; iterators alive go on as they are to their end."""
         self._library.intune_release(pipeline.encode())
 
     def _stages(self, key: bytes) -> list[bytes]:

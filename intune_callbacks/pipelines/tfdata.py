@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from intune_callbacks.errors import InTuneError
 from intune_callbacks.pipelines import tf_build
-from intune_callbacks.pipelines.base import clamp, cpus_allowed
+from intune_callbacks.pipelines.base import MAX_THREADS, MAX_WINDOW, clamp, cpus_allowed, windowed
 from intune_callbacks.pipelines.tf_graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import Native, load
@@ -33,9 +33,6 @@ from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["DatasetPipeline", "is_compiled"]
 
-# A choice: more than any machine needs; CPUs and memory are watched by the guard.
-MAX_WORKERS = 256
-MAX_WINDOW = 4096
 UNBOUNDED = 4096
 """Workers where the user wants as many threads as there are calls."""
 LOOK_AGAIN_S = 0.5
@@ -78,7 +75,7 @@ class DatasetPipeline:
     ) -> None:
         self.dataset = self._stock = dataset
         self._live, self._own, self._in_order = live, own, in_order
-        self._clock, self._high = clock, max_workers or MAX_WORKERS
+        self._clock, self._high = clock, max_workers or MAX_THREADS
         self._key = f"{os.getpid()}/{uuid.uuid4().hex}"
         self._native: Native | None = None
         self._awaited = self._must_begin = False
@@ -214,12 +211,7 @@ class DatasetPipeline:
             return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=stage.knob()),)
         high = max(self._high, workers, stage.value)
         computes = Stage(name, "cpu", "workers", 1, high, workers, knob=stage.knob(self._threads))
-        if stage.fused:
-            return (computes,)
-        return (
-            computes,
-            Stage(f"{name}.window", "memory", "items", 1, max(MAX_WINDOW, window), window, window_of=name),
-        )
+        return (computes,) if stage.fused else windowed(computes, window, high=max(MAX_WINDOW, window))
 
     def _set(self, stage: GraphStage, wanted: Mapping[str, int]) -> None:
         native, name = self._native, stage.name

@@ -7,6 +7,7 @@ import mmap
 import pickle
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,7 @@ class Shared:
         self.workers, self.credits, self.persistent, self.is_known = workers, credits, persistent, is_known
 
 
+@dataclass(eq=False)
 class Batch:
     """What a worker delivers in place of a batch.
 
@@ -94,19 +96,14 @@ class Batch:
         proof: both were made.
     """
 
-    def __init__(
-        self,
-        worker: int,
-        epoch: int,
-        value: Any,
-        raw: bytes | None,
-        seeds: Seeds,
-        cpu_s: float,
-        refused: str,
-        proof: bool,
-    ) -> None:
-        self.worker, self.epoch, self.value, self.raw = worker, epoch, value, raw
-        self.seeds, self.cpu_s, self.refused, self.proof = seeds, cpu_s, refused, proof
+    worker: int
+    epoch: int
+    value: Any
+    raw: bytes | None
+    seeds: Seeds
+    cpu_s: float
+    refused: str
+    proof: bool
 
     def pin_memory(self) -> Batch:
         """Called in the thread in which torch pins batches."""

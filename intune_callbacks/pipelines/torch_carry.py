@@ -58,9 +58,7 @@ def _rebuild_view(
 
 def carry_tensor(value: Any) -> Any:
     """Pickle plain CPU tensors through numpy, so that their bytes travel out of band and are written once."""
-    if type(value) is not torch.Tensor:
-        return NotImplemented
-    if not _is_plain(value):
+    if type(value) is not torch.Tensor or not _is_plain(value):
         return NotImplemented
     if not value.is_contiguous():
         return _carry_strided(value)

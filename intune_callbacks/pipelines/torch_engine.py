@@ -20,7 +20,7 @@ from intune_callbacks.pipelines.torch_reach import dataset_of
 from intune_callbacks.pipelines.torch_stock import Numbered
 from intune_callbacks.pipelines.torch_workers import Fetch, Start, context_of, pin
 from intune_callbacks.pipelines.watched import Watch
-from intune_callbacks.pipelines.worker_cost import Startup, fork_s
+from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock
 
@@ -56,7 +56,6 @@ class Engines:
         self.stock_startup = Startup()
         self.delivered = 0
         self.why_not = ""
-        self._prior_s: float | None = None
         self.is_let_go = False
         self._is_used_here = False
 
@@ -201,12 +200,7 @@ class Engines:
         # An iterator without an end is not made anew: its sampler begins again.
         if self.loader.persistent_workers or self.kind != "process" or self._period() is not None:
             return 0.0
-        for measured in (self.startup, self.stock_startup):
-            if measured.count:
-                return measured.total_s / measured.count
-        if self._prior_s is None:
-            self._prior_s = fork_s()
-        return self._prior_s
+        return self.startup.each_s or self.stock_startup.expected_s
 
     def _seam(self, pulled: int) -> int | None:
         """Batches up to where a sampler may draw random numbers: ours asks for what follows no sooner than stock."""

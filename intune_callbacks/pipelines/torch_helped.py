@@ -12,13 +12,12 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.base import MAX_PROCESSES, clamp
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.torch_calls import Shared
 from intune_callbacks.pipelines.torch_helpers import Helpers
 from intune_callbacks.pipelines.torch_hooks import hook_of
 from intune_callbacks.pipelines.torch_later import Begin, Collate
-from intune_callbacks.pipelines.torch_loader import MAX_PROCESSES
 from intune_callbacks.pipelines.torch_reach import has_own_iterator
 from intune_callbacks.pipelines.torch_window import WORKERS, WindowLoader
 from intune_callbacks.pipelines.watched import FOLLOWS_WORKERS, WORKERS_KNOB, Watch
@@ -178,11 +177,6 @@ class HelpedLoader(WindowLoader):
         """Why the last wanted numbers are not in force, empty if they are."""
         return self._why_not
 
-    @property
-    def startup_total_s(self) -> float:
-        """Seconds the training loop has spent starting helpers."""
-        return self._helpers_startup.total_s
-
     def stages(self) -> tuple[Stage, ...]:
         workers, window = super().stages()
         iterator = self._iterator
@@ -191,8 +185,7 @@ class HelpedLoader(WindowLoader):
             return replace(workers, knob=f"{WORKERS_KNOB}  # {remark}"), window
         if iterator is not None and iterator not in self._helpers:
             return workers, window
-        spent = self._helpers_startup
-        each_s = spent.total_s / spent.count if spent.count and not self._loader.persistent_workers else 0.0
+        each_s = 0.0 if self._loader.persistent_workers else self._helpers_startup.each_s
         knob = f"# num_workers={self._own}, the others are helpers"
         live = Stage(WORKERS, "cpu", "workers", self._own, self._high, self._workers, knob=knob, startup_s=each_s)
         return live, window

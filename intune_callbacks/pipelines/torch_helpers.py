@@ -28,10 +28,7 @@ class Helpers:
     """The helpers of one iterator; with none wanted, its workers do what they always do.
 
     Args:
-        loader: the user's.
-        clock: wall and CPU clock.
-        counters: where to count.
-        startup: where the seconds spent starting helpers are added up.
+        loader, clock, counters, startup: as for `Jobs`.
         is_known: helpers have made batches of this loader before.
 
     Attributes:

@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, clamp, windowed
 from intune_callbacks.pipelines.torch_engine import WORKERS, Engines, Kept
 from intune_callbacks.pipelines.torch_iterator import LoaderIterator
 from intune_callbacks.pipelines.torch_reach import Seam, attributes, has_own_iterator, hidden_in, is_of
@@ -27,12 +27,10 @@ from intune_callbacks.pipelines.torch_stock import shown_by
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
-__all__ = ["MAX_PROCESSES", "LoaderIterator", "MapLoader"]
+__all__ = ["LoaderIterator", "MapLoader"]
 
 WINDOW = "load.window"
 STOCK = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
-# A choice: more than most machines need; a process has memory of its own. CPUs and memory are watched by the guard.
-MAX_PROCESSES, MAX_THREADS, MAX_WINDOW = 64, 256, 4096
 
 
 class MapLoader:
@@ -150,35 +148,11 @@ class MapLoader:
         """Why the last wanted numbers are not in force, empty if they are."""
         return self._engines.why_not
 
-    @property
-    def startup_total_s(self) -> float:
-        """Seconds the training loop has spent starting workers, the loader's own and ours."""
-        return self._engines.startup.total_s + self._engines.stock_startup.total_s
-
     def stages(self) -> tuple[Stage, ...]:
         engines, low = self._engines, min(1, self._loader.num_workers)
-        return (
-            Stage(
-                WORKERS,
-                "cpu",
-                "workers",
-                low,
-                self._high,
-                engines.workers,
-                knob=WORKERS_KNOB,
-                startup_s=engines.startup_s(),
-            ),
-            Stage(
-                WINDOW,
-                "memory",
-                "items",
-                engines.least_window,
-                MAX_WINDOW,
-                engines.window,
-                window_of=WORKERS,
-                knob=WINDOW_KNOB,
-            ),
-        )
+        limits = low, self._high, engines.workers
+        load = Stage(WORKERS, "cpu", "workers", *limits, knob=WORKERS_KNOB, startup_s=engines.startup_s())
+        return windowed(load, engines.window, low=engines.least_window, knob=WINDOW_KNOB)
 
     def stats(self) -> PipelineStats:
         iterator, engines = self._iterator(), self._engines

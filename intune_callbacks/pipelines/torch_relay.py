@@ -7,15 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from intune_callbacks.pipelines.elastic_line import Raised
+
 __all__ = ["Relay"]
 
 # How often the reader looks whether the iterator has ended: so long its thread may outlive that one. A choice.
 POLL_S = 0.1
-
-
-class _Failed:
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
 
 class Relay:
@@ -43,7 +40,7 @@ class Relay:
             except queue.Empty:
                 continue
             except Exception as error:  # torch has its own words for a worker that ended
-                message = _Failed(error)
+                message = Raised(error)
                 self.ended.wait(POLL_S)
             self._read.put(message)
 
@@ -57,7 +54,7 @@ class Relay:
             message = self._read.get(block, timeout)
         else:
             message = self._next(block, timeout)
-        if type(message) is _Failed:
+        if type(message) is Raised:
             raise message.error
         return message
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.base import MAX_WINDOW, clamp, windowed
 from intune_callbacks.pipelines.torch_delivered import Delivery, Followed
 from intune_callbacks.pipelines.torch_private import RUNNING
 from intune_callbacks.pipelines.torch_reach import Seam, dataset_of, hidden_in, is_of
@@ -21,8 +21,6 @@ from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 __all__ = ["WORKERS", "WindowLoader"]
 
 WORKERS, WINDOW = "load", "load.window"
-# As in `torch_loader`.
-MAX_WINDOW = 4096
 
 
 class WindowLoader:
@@ -139,19 +137,15 @@ class WindowLoader:
         return self._delivery.hints
 
     def stages(self) -> tuple[Stage, ...]:
-        workers, started = self._loader.num_workers, self._startup
-        anew = bool(started.count) and not self._loader.persistent_workers
+        workers = self._loader.num_workers
         load = Stage(
             *(WORKERS, "cpu", "workers", workers, workers, workers),
             sequential=True,
             knob=WORKERS_KNOB,
-            startup_s=started.total_s / started.count if anew else 0.0,
+            startup_s=0.0 if self._loader.persistent_workers else self._startup.each_s,
             delivering=self._delivery.delivering,
         )
-        return (
-            load,
-            Stage(WINDOW, "memory", "items", 1, MAX_WINDOW, self._window, window_of=WORKERS, knob=WINDOW_KNOB),
-        )
+        return windowed(load, self._window, knob=WINDOW_KNOB)
 
     def stats(self) -> PipelineStats:
         return PipelineStats(self._clock.wall(), self._delivered, {})

@@ -12,14 +12,11 @@ from typing import Any
 from torchdata.nodes import Loader, Prefetcher
 from torchdata.nodes.map import _ParallelMapperImpl
 
-from intune_callbacks.pipelines.base import clamp
+from intune_callbacks.pipelines.base import MAX_THREADS, clamp
 from intune_callbacks.pipelines.torchdata_nodes import NodeStage, end_ours, function_name, walk
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
 __all__ = ["NodeGraph"]
-
-# Threads mostly: as in `torch_loader`.
-MAX_WORKERS = 256
 
 
 class NodeGraph:
@@ -46,7 +43,7 @@ class NodeGraph:
             taken[name] = taken.get(name, 0) + 1
             if taken[name] > 1:
                 name = f"{name}#{taken[name]}"
-            self._stages.append(NodeStage(node, name, clock, max_workers or MAX_WORKERS))
+            self._stages.append(NodeStage(node, name, clock, max_workers or MAX_THREADS))
 
     def prepare(self) -> None:
         """Make the graph live from its next `iter()` on: from batch 0 when called before the first."""

@@ -14,6 +14,7 @@ import torch
 from torchdata.nodes import BaseNode
 from torchdata.nodes.map import MapOverBatch, _ParallelMapperImpl
 
+from intune_callbacks.pipelines.base import MAX_WINDOW, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import CHANGED, plain_values
@@ -24,8 +25,6 @@ from intune_callbacks.types import Clock, Stage, StageStats
 
 __all__ = ["NodeIterator", "NodeStage", "end_engines", "end_ours", "engine_of", "function_name", "walk"]
 
-# As in `torch_loader`.
-MAX_WINDOW = 4096
 # A choice: an item that takes longer is not waited for.
 JOIN_S = 10.0
 
@@ -232,12 +231,13 @@ class NodeStage:
 
     def stages(self) -> tuple[Stage, ...]:
         live: Literal["now", "epoch"] = "now" if self.running() is not None else "epoch"
-        window = Stage(self.window_name, "memory", "items", 1, MAX_WINDOW, self.window, when=live)
         if not self.mapper:
-            return (replace(window, knob="Prefetcher(prefetch_factor={})"),)
+            knob = "Prefetcher(prefetch_factor={})"
+            return (Stage(self.name, "memory", "items", 1, MAX_WINDOW, self.window, when=live, knob=knob),)
         # No knob for the window: a stock mapper holds twice its workers.
-        workers = Stage(self.name, "cpu", "workers", 1, self.high, self.workers, when=live, knob=self._knob)
-        return workers, replace(window, window_of=self.name)
+        return windowed(
+            Stage(self.name, "cpu", "workers", 1, self.high, self.workers, when=live, knob=self._knob), self.window
+        )
 
     def stats(self) -> StageStats:
         engine = self.running()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import psutil
 
+from intune_callbacks.pipelines.base import MAX_PROCESSES, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.timed import TimedIterator
 from intune_callbacks.pipelines.torch_delivered import Delivery
@@ -249,27 +250,14 @@ class WatchedLoader:
         return self.delivery.hints
 
     def stages(self) -> tuple[Stage, ...]:
-        low = min(1, self._workers)
-        return (
-            Stage(
-                *("load", "cpu", "workers", low, max(64, self._workers), self._workers),
-                when=self._when,
-                knob=self._knob,
-                startup_s=self.watch.startup_s if self._anew else 0.0,
-                delivering=self.delivery.delivering,
-            ),
-            Stage(
-                "load.window",
-                "memory",
-                "items",
-                1,
-                4096,
-                self._window,
-                window_of="load",
-                when=self._when,
-                knob=self._window_knob if self._workers else "",
-            ),
+        load = Stage(
+            *("load", "cpu", "workers", min(1, self._workers), max(MAX_PROCESSES, self._workers), self._workers),
+            when=self._when,
+            knob=self._knob,
+            startup_s=self.watch.startup_s if self._anew else 0.0,
+            delivering=self.delivery.delivering,
         )
+        return windowed(load, self._window, knob=self._window_knob if self._workers else "")
 
     def stats(self) -> PipelineStats:
         return PipelineStats(self.clock.wall(), self.delivered, {"load": self.watch.reading(self._window)})

@@ -8,18 +8,13 @@ from collections.abc import Sequence
 
 import psutil
 
-__all__ = ["Startup", "WorkerMemory", "fork_s"]
+__all__ = ["Startup", "WorkerMemory"]
 
 # The kernel walks all pages of a process to tell its private memory, 20 ms for a GB: at most so often, and at most so
 # small a share of the time.
 MEMORY_EVERY_S, MEMORY_SHARE = 5.0, 0.002
 # A fork takes so long, plus so much per byte that has to be mapped anew: assumed until one was measured.
 FORK_S, FORK_S_PER_BYTE = 0.01, 0.02 / 2**30
-
-
-def fork_s() -> float:
-    """Return what forking one worker is assumed to take, in seconds, while none was."""
-    return FORK_S + FORK_S_PER_BYTE * float(psutil.Process().memory_info().rss)
 
 
 class Startup:
@@ -32,6 +27,21 @@ class Startup:
 
     def __init__(self) -> None:
         self.count, self.total_s = 0, 0.0
+        self._assumed_s: float | None = None
+
+    @property
+    def each_s(self) -> float:
+        """Seconds for each worker; 0.0 while none was started."""
+        return self.total_s / self.count if self.count else 0.0
+
+    @property
+    def expected_s(self) -> float:
+        """The same; what a fork is assumed to take while none was started."""
+        if self.count:
+            return self.each_s
+        if self._assumed_s is None:
+            self._assumed_s = FORK_S + FORK_S_PER_BYTE * float(psutil.Process().memory_info().rss)
+        return self._assumed_s
 
     def add(self, count: int, spent_s: float) -> None:
         """Count `count` workers that took `spent_s` seconds together."""

@@ -37,7 +37,6 @@ class LessonsConfig:
         labelled: machines per decision for which the worth of every single move is worked out, a dense lesson beside
             the sampled one.
         cost_share: share of a change's cost that is charged: it is paid once, what it gains stays.
-        best_share: share of the reward paid for a new best instead of for the change.
         fresh_share: machines that begin their burst from a random allocation, without jumps.
         resized_share: machines resized once under way.
         hostile_share: machines that stand against a tuner, see `hostile`.
@@ -51,7 +50,6 @@ class LessonsConfig:
     steps: int = 2
     labelled: int = 128
     cost_share: float = 0.2
-    best_share: float = 0.0
     fresh_share: float = 0.25
     resized_share: float = 0.3
     hostile_share: float = 0.25
@@ -166,14 +164,9 @@ class Lessons:
         now, steady = self._utility(self.env.rate), self._utility(self.env.steady_rate)
         paid = steady - self.config.cost_share * (steady - now)
         change = np.clip(paid - self._worth, -WORST, WORST)
-        self._best = np.where(usable, self._best, -np.inf)
-        first = ~np.isfinite(self._best)
-        record = np.where(first, 0.0, np.maximum(steady - np.where(first, 0.0, self._best), 0.0))
-        self._best = np.maximum(self._best, steady)
+        self._best = np.maximum(np.where(usable, self._best, -np.inf), steady)
         self._worth = steady
-        share = self.config.best_share
-        harm = np.clip(self._best - steady, 0.0, WORST)
-        reward = SCALE * ((1.0 - share) * change + share * record - self.config.harm * harm)
+        reward = SCALE * (change - self.config.harm * np.clip(self._best - steady, 0.0, WORST))
         out = ~self.env.view.alive
         return np.where(out, -SCALE, reward), usable | out
 

@@ -117,14 +117,9 @@ def held_out(network: Network, machines: Mapping[str, int], seed: int) -> list[d
     ]
 
 
-def population(machines: int = 2048, seed: int = 0) -> dict[str, Any]:
-    """Return what the training draws from, as shares counted over a sample.
-
-    Args:
-        machines: size of the sample.
-        seed: of the sample.
-    """
-    m = sample(machines, np.random.default_rng(seed))
+def population() -> dict[str, Any]:
+    """Return what the training draws from, as shares counted over a sample."""
+    m = sample(2048, np.random.default_rng(0))
     nominal = m.nominal_rate
     shares = {
         "several stages share one lock": (m.lock > 0.0).any(1),

@@ -57,14 +57,12 @@ class Run:
         rate: batches per second delivered, cost of changes included.
         steady_rate: without it.
         moved: some worker count changed.
-        used: CPUs taken / CPUs there.
         ran_out: machines that ran out of memory at least once, [N].
     """
 
     rate: Floats
     steady_rate: Floats
     moved: Bools
-    used: Floats
     ran_out: Bools
 
 
@@ -97,25 +95,23 @@ def play(controller: Controller, machines: Machines, name: str, seed: int) -> Ru
     scenario = SCENARIOS[name]
     env = environment(machines, name, seed)
     shape = (scenario.decisions, len(machines))
-    rate, steady, used, moved = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
+    rate, steady, moved = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
     for t in range(scenario.decisions):
         before = env.workers
         value, window = controller.act(env.view)
         env.step(value, window)
         rate[t], steady[t] = env.rate, env.steady_rate
         moved[t] = (env.workers != before).any(1)
-        used[t] = (env.workers * machines.share).sum(1) / env.cpus
-    return Run(rate, steady, moved, used, env.ran_out > 0)
+    return Run(rate, steady, moved, env.ran_out > 0)
 
 
-def first_reach(fraction: Floats, threshold: float, over: int = 5) -> Floats:
-    """Return the decisions until the mean of `over` of them first reaches `threshold`, infinity if never; [N].
+def first_reach(fraction: Floats, threshold: float) -> Floats:
+    """Return the decisions until the mean of five of them first reaches `threshold`, infinity if never; [N].
 
     Args:
         fraction: of the oracle, [decisions, N].
         threshold: 0..1.
-        over: decisions averaged.
     """
     total = np.cumsum(np.vstack([np.zeros((1, fraction.shape[1])), fraction]), 0)
-    reached = (total[over:] - total[:-over]) / over >= threshold
-    return np.where(reached.any(0), reached.argmax(0) + over, np.inf)
+    reached = (total[5:] - total[:-5]) / 5 >= threshold
+    return np.where(reached.any(0), reached.argmax(0) + 5, np.inf)

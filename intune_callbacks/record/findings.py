@@ -33,7 +33,6 @@ def build_report(
     summary: Report,
     *,
     mode_source: str = "default",
-    auc: float | None = None,
     note: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Report:
@@ -43,7 +42,6 @@ def build_report(
         summary: what `Tuner.summary()` gave.
         mode_source: where the mode came from: ``INTUNE_MODE``, ``command line``, ``argument``, ``recipe`` or
             ``default``.
-        auc: test AUC of the trained model, if a recipe measured it.
         note: why nothing can be tuned and what would change that, if so.
         settings: each value of the tuner and where it came from; see `intune_callbacks.config.sourced`.
     """
@@ -75,7 +73,6 @@ def build_report(
         ),
         mode_source=mode_source,
         settings=settings or {},
-        auc=auc,
         versions=versions(),
     )
 

@@ -17,6 +17,7 @@ from intune_callbacks.words import number, six_digits
 __all__ = ["HISTORY", "Decision", "History", "Tail"]
 
 HISTORY = "history.jsonl"
+OF_WINDOW = ("elapsed_s", "batches_per_s", "samples_per_s", "wait_frac", "exposed_wait_frac", "model_s", "seam_s")
 REMEMBERED = 1000
 """Of each kind of decision so many are remembered besides the first ones. A choice: at one a second a
 quarter of an hour."""
@@ -73,13 +74,7 @@ class Decision:
             # Of a clock that counts since the machine was started: six digits would be seconds.
             "at_s": round(seen.at_s, 3) if math.isfinite(seen.at_s) else None,
             "observation": {
-                "elapsed_s": six_digits(seen.elapsed_s),
-                "batches_per_s": six_digits(seen.batches_per_s),
-                "samples_per_s": six_digits(seen.samples_per_s),
-                "wait_frac": six_digits(seen.wait_frac),
-                "exposed_wait_frac": six_digits(seen.exposed_wait_frac),
-                "model_s": six_digits(seen.model_s),
-                "seam_s": six_digits(seen.seam_s),
+                **{name: six_digits(getattr(seen, name)) for name in OF_WINDOW},
                 "cpus": six_digits(machine.cpus),
                 "memory_used_bytes": machine.memory_used_bytes,
                 "memory_limit_bytes": machine.memory_limit_bytes,

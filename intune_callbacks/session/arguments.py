@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from intune_callbacks.config import TunerConfig, resolve_mode
 from intune_callbacks.errors import ConfigError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["BaseCallback", "Settings", "guarded"]
 
 _Arguments = ParamSpec("_Arguments")
-_Hook = TypeVar("_Hook", bound=Callable[..., None])
 
 
 @dataclass(frozen=True)
@@ -162,24 +161,9 @@ class BaseCallback:
         order: str = "same",
         fine_tune: bool = False,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        self.settings = Settings.checked(
-            mode,
-            run_dir,
-            show_card,
-            warm_start,
-            policy=policy,
-            decide_every_s=decide_every_s,
-            decide_every_batches=decide_every_batches,
-            warmup_batches=warmup_batches,
-            memory_soft_limit=memory_soft_limit,
-            cpus=cpus,
-            trainer_cpus=trainer_cpus,
-            max_workers=max_workers,
-            workers_kind=workers_kind,
-            order=order,
-            fine_tune=fine_tune,
-        )
+        self.settings = Settings.checked(**given)
         self.config, self.mode_source = self.settings.config, self.settings.mode_source
         self._prepare()
 
@@ -187,16 +171,21 @@ class BaseCallback:
         """Set what the callback of one framework holds besides."""
 
 
-def guarded(hook: _Hook) -> _Hook:
-    """Make a hook a no-op outside a tuned fit, and an error of ours a frozen tuner instead of a stopped training."""
+def guarded(hook: Callable[Concatenate[Any, Any, _Arguments], None]) -> Callable[Concatenate[Any, _Arguments], None]:
+    """Make a hook a no-op outside a tuned fit, and an error of ours a frozen tuner instead of a stopped training.
 
-    @functools.wraps(hook)
-    def call(self: BaseCallback, *args: Any, **kwargs: Any) -> None:
-        if self._fit is None:
+    Args:
+        hook: a method that is given the fit, and then what the framework gives.
+    """
+
+    def call(self: BaseCallback, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        fit = self._fit
+        if fit is None:
             return
         try:
-            hook(self, *args, **kwargs)
+            hook(self, fit, *args, **kwargs)
         except Exception as error:
-            self._fit.give_up(hook.__name__, error)
+            fit.give_up(hook.__name__, error)
 
-    return call  # type: ignore[return-value]
+    call.__name__, call.__doc__ = hook.__name__, hook.__doc__
+    return call

@@ -178,10 +178,8 @@ class TunedFit:
         """Make the report, print the end card, and return what `report.json` holds; empty when training never began.
 
         Args:
-            note: why nothing can be tuned and what would change that, if so.
+            note, hints, more: as for `finish`.
             show_card: the training came to its end; False keeps the card from being printed, whatever the user asked.
-            hints: oddities of the user's pipeline that can be seen without running it.
-            more: further entries of the report, in plain JSON types.
         """
         with self.guarded("the report"):
             report = self.finish(note, together=show_card, hints=hints, **more)
@@ -267,10 +265,8 @@ def stage_metrics(stages: Sequence[Stage]) -> dict[str, float]:
     """Return what is logged of the stages' values."""
     logged = {}
     for stage in stages:
-        if stage.window_of is not None:
-            logged[f"intune/window/{stage.window_of}"] = float(stage.current)
-        else:
-            logged[f"intune/{'workers' if stage.unit == 'workers' else 'window'}/{stage.name}"] = float(stage.current)
+        kind = "workers" if stage.unit == "workers" else "window"
+        logged[f"intune/{kind}/{stage.window_of or stage.name}"] = float(stage.current)
         if stage.delivering is not None:
             logged[f"intune/delivering/{stage.name}"] = float(stage.delivering)
     return logged

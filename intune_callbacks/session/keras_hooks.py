@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from intune_callbacks.session.samples import samples_in
+from intune_callbacks.session.samples import Samples
 from intune_callbacks.types import Clock
 
 __all__ = ["GIVE_OTHER", "NO_PYDATASET", "Fetches", "TrainData", "batch_rows", "from_fit", "why_not"]
@@ -189,7 +189,7 @@ class Fetches:
 
     def __init__(self, clock: Clock, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._now, self._before, self._after = clock.wall, before, after
-        self.delivered, self.samples, self.wait_s = 0, 0, 0.0
+        self.delivered, self.samples, self.wait_s, self._in = 0, 0, 0.0, Samples()
 
     def fetch(self, iterator: Iterator[Any]) -> Any:
         """Return the next item of `iterator`."""
@@ -201,10 +201,7 @@ class Fetches:
             self.wait_s += self._now() - begin_s
             self._after()
         self.delivered += 1
-        try:
-            self.samples += samples_in(batch)
-        except (TypeError, ValueError):  # a ragged or sparse batch that does not know its length
-            self.samples += 1
+        self.samples += self._in.count(batch)
         return batch
 
 

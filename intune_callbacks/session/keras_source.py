@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.pipelines.base import MAX_WINDOW
 from intune_callbacks.pipelines.find import Found, find
 from intune_callbacks.pipelines.pydataset import PyDatasetPipeline, knobs
 from intune_callbacks.pipelines.pydataset_enqueuer import InLoop, LiveEnqueuer
@@ -20,8 +21,6 @@ LEFT_ALONE = (
     "workers=1: Keras makes one batch after the other, without workers, and it stays so, for the dataset may not be "
     "made for them; set workers=2, or give InTuneCallback workers_kind='thread' or 'process', to make its workers live"
 )
-# Of an enqueuer without a limit, a choice: as far ahead as any window may be.
-UNLIMITED = 4096
 # What Keras asks its adapter for, without workers and with.
 GENERATORS = (
     ("_finite_generator", "_infinite_generator"),
@@ -74,7 +73,7 @@ def _pydataset(data: TrainData, config: TunerConfig, clock: Clock) -> Found:
     workers, window = 0, 1
     if stock is not None:
         places = stock.future_queue.maxsize
-        workers, window = dataset.workers, places if places > 0 else UNLIMITED
+        workers, window = dataset.workers, places if places > 0 else MAX_WINDOW
     left_alone = stock is None and config.workers_kind is None
     if config.mode != "tune" or left_alone:
         when: Literal["epoch", "user"] = "user" if config.mode == "tune" else "epoch"

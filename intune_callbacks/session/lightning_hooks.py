@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from intune_callbacks.pipelines.base import Combined
@@ -177,15 +178,10 @@ class TrainLoaders:
 
     def close(self) -> None:
         """Close every pool, also when one of them fails; safe to call twice."""
-        errors = []
-        while self._found:
-            try:
-                _close(self._found.popitem()[1][1])
-            except Exception as error:
-                errors.append(error)
         self._loaders, self._ours = [], []
-        if errors:
-            raise errors[0]
+        with ExitStack() as each:
+            while self._found:
+                each.callback(_close, self._found.popitem()[1][1])
 
     def _by_name(self) -> dict[str, Found]:
         names = _names(getattr(self._fit_loop, "_combined_loader", None), len(self._loaders))

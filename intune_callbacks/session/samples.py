@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Samples", "batch_size_of", "samples_in"]
+__all__ = ["Samples", "batch_size_of"]
 
 DEEPEST = 4
 """How deep the samples of a batch are looked for. A choice: a batch is a dict of lists, or a tuple of those."""
@@ -74,11 +74,6 @@ def _said_by(value: Any) -> int | None:
             if type(size) is int and size > 0:
                 return size
     return None
-
-
-def samples_in(batch: Any) -> int:
-    """Return the length of the first tensor or array in `batch`, 1 if there is none."""
-    return Samples().count(batch)
 
 
 def _first_length(batch: Any) -> int:

@@ -19,8 +19,7 @@ def show(report: Report, folder: Path | None = None) -> None:
     rich leaves out the colours where ``NO_COLOR`` is set (https://no-color.org).
 
     Args:
-        report: of the run.
-        folder: where the run wrote its files, if it did.
+        report, folder: as for `end_card`.
     """
     console = _console()
     if console is not None:
