@@ -29,8 +29,8 @@ take now and then."""
 COMPUTES = 0.5
 """An item that computes for less than this share of its time waits for something. A choice: the larger part counts."""
 READS = 0.1
-"""An item that computes for less than this share of its time waits for reads however crowded the CPUs are. A choice: with
-ten times as many busy threads as CPUs each still gets its tenth."""
+"""An item that computes for less than this share of its time waits for reads, however crowded the CPUs are. A choice:
+with ten times as many busy threads as CPUs each still gets its tenth."""
 LEAST_READ_S = 0.0002
 """No read from a disk or a network is shorter: such a wait is for a CPU."""
 IDLE = 0.4
