@@ -58,7 +58,7 @@ FRAMEWORKS = {
     "pytorch_lightning": LIGHTNING,
     "lightning": LIGHTNING,
     "keras": {"keras"},
-    "tensorflow": {module for module in MODULES if module.startswith("pipelines.tf")},
+    "tensorflow": {module for module in MODULES if module.startswith("pipelines.tf")} | {"session.tf_fetches"},
     "transformers": {"transformers"},
     "pynvml": {"measure.device"},
     "plotly": {"show.page.html"},

@@ -55,6 +55,9 @@ class StepTimer:
 
     Args:
         clock: its `wall` is read once per call; the real one by default.
+
+    Attributes:
+        batches: delivered so far.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -62,7 +65,7 @@ class StepTimer:
         self._spent = [0.0, 0.0, 0.0, 0.0]
         self._state = self._state_below_pause = _SEAM
         self._pauses = 0
-        self._batches = self._epochs = 0
+        self.batches = self._epochs = 0
         self._is_starting = True
         self._start: float | None = None
         self._last = self._first_batch_s = 0.0
@@ -92,12 +95,30 @@ class StepTimer:
             self._enter(_SEAM if self._is_starting else _MODEL)
             return
         # A fetch whose begin was missed (the timer came late) has no wait to count: it starts the measurement.
-        self._batches += delivered
-        self._enter(_MODEL if self._batches else _SEAM)
+        self.batches += delivered
+        self._enter(_MODEL if self.batches else _SEAM)
         if delivered and self._is_starting:
             self._started()
         # What comes after the end is the start of another epoch.
         self._is_starting = self._is_starting or not delivered
+
+    def compiled(self, batches: int, wait_s: float) -> None:
+        """A compiled function, whose fetches nobody sees, is called, or was called and has ended.
+
+        Args:
+            batches: taken by such functions since the last call.
+            wait_s: seconds they were blocked for these batches.
+        """
+        before_s, was_model = self._spent[_MODEL], self._state == _MODEL
+        self._pauses = 0
+        self.batches += batches
+        self._enter(_MODEL if self.batches else _SEAM)
+        if batches and self._is_starting:
+            self._started()
+        elif was_model:
+            blocked_s = min(wait_s, self._spent[_MODEL] - before_s)
+            self._spent[_MODEL] -= blocked_s
+            self._spent[_WAIT] += blocked_s
 
     def pause(self) -> None:
         """What follows belongs to no step; pauses may be nested."""
@@ -113,7 +134,7 @@ class StepTimer:
 
         Nobody tells when the last step was over: one that seems far longer than the others counts as their mean.
         """
-        beyond_s, steps = 0.0, self._batches - 1
+        beyond_s, steps = 0.0, self.batches - 1
         if self._state == _MODEL and steps > 0:
             open_s, mean_s = self._now() - self._last, self._spent[_MODEL] / steps
             beyond_s = open_s - mean_s if open_s > OVER * mean_s else 0.0
@@ -139,7 +160,7 @@ class StepTimer:
         spent = self._spent.copy()
         spent[self._state] += now - self._last
         return StepTotals(
-            steps=max(self._batches - 1, 0),
+            steps=max(self.batches - 1, 0),
             wait_s=spent[_WAIT] + spent[_SEAM],
             model_s=spent[_MODEL],
             paused_s=spent[_PAUSED],
@@ -153,7 +174,7 @@ class StepTimer:
 
     def _started(self) -> None:
         """Take note of what the start of this epoch took, and of how many batches the one before had."""
-        self._is_starting, seams_s, batches = False, self._spent[_SEAM], self._batches - 1
+        self._is_starting, seams_s, batches = False, self._spent[_SEAM], self.batches - 1
         if self._epochs:
             self._epoch_start_s = seams_s - self._seams_before_s
             self._epoch_batches = batches - self._batches_before

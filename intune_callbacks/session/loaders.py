@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from intune_callbacks.config import TunerConfig
 from intune_callbacks.pipelines.base import Combined
-from intune_callbacks.pipelines.find import Found
+from intune_callbacks.pipelines.find import Found, find
 from intune_callbacks.types import Hint
 
-__all__ = ["hints_of", "length_of", "let_go", "pipeline_of", "reasons_of"]
+__all__ = ["compile_beside", "hints_of", "length_of", "let_go", "look_for", "pipeline_of", "reasons_of"]
+
+GiveUp = Callable[[str, BaseException], None]
+
+
+def look_for(loader: Any, config: TunerConfig, is_alone: bool, give_up: GiveUp) -> Found:
+    """Return what a loop can have tuned of a loader, ready for its first iterator.
+
+    Args:
+        loader: the user's.
+        config: mode, `workers_kind`, `max_workers` and `order`.
+        is_alone: False where several loaders feed the same steps: their batches are paired.
+        give_up: told of an error of ours.
+    """
+    try:
+        return _ready(loader, config, is_alone)
+    except Exception as error:
+        give_up("the first look at a loader", error)
+        return Found(None, f"{type(loader).__name__}: {error}")
+
+
+def _ready(loader: Any, config: TunerConfig, is_alone: bool) -> Found:
+    found = find(
+        loader,
+        max_workers=config.max_workers,
+        workers_kind=config.workers_kind,
+        order=config.order if is_alone else "same",
+        live=config.mode == "tune",
+        wait=False,
+    )
+    if found.pipeline is not None:
+        found.pipeline.prepare()
+    return found
+
+
+def compile_beside(found: Sequence[Found]) -> None:
+    """Have the tf.data operations compiled beside the training, if that is still to be done."""
+    for one in found:
+        pipeline: Any = one.pipeline
+        if hasattr(pipeline, "compile"):
+            pipeline.compile()
 
 
 def pipeline_of(found: Mapping[str, Found]) -> Combined:

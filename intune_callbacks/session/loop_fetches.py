@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
-__all__ = ["Fetches"]
+from intune_callbacks.measure.wait import StepTimer
+
+__all__ = ["Fetches", "Telling", "Told", "Unseen", "told"]
 
 
 class Told(Protocol):
@@ -20,16 +25,60 @@ class Told(Protocol):
 
     def again(self, place: int, token: object) -> None: ...
 
+    def handed_over(self, place: int) -> None: ...
 
-class Fetches:
-    """One iterator of a loader, each fetch timed.
+
+def told(inner: Any, fit: Told, place: int, owner: Any) -> tuple[Iterator[Any], object]:
+    """Return an iterator whose fetches are told, and its token.
 
     Args:
-        inner: the iterator.
-        fit: what is told of each fetch.
+        inner: the iterator; one of TensorFlow's is changed, as compiled functions and checkpoints take no other.
+        fit: what is told.
         place: of the loader among those of the fit.
-        owner: held as long as this is, such as the `Live`, which so ends behind it and not before.
+        owner: held as long as the iterator is, such as the `Live`, which so ends behind it and not before.
     """
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and hasattr(tensorflow, "data"):
+        with suppress(ImportError, TypeError):  # in a version that looks otherwise it is wrapped as any other
+            from intune_callbacks.session import tf_fetches
+
+            if tf_fetches.is_plain(inner):
+                return inner, tf_fetches.told(inner, fit, place, owner)
+    fetches = Fetches(inner, fit, place, owner)
+    return fetches, fetches.token
+
+
+class Telling:
+    """What both kinds of iterators do: tell of a fetch, and of their end."""
+
+    __slots__ = ()  # else an iterator of TensorFlow's could not become one of these
+    _fit: Told
+    _place: int
+    token: object
+
+    def _fetched(self, fetch: Callable[[], Any], ends: tuple[type[Exception], ...]) -> Any:
+        fit = self._fit
+        if fit.is_closed:
+            return fetch()
+        fit.fetch_begin(self._place)
+        try:
+            batch = fetch()
+        except BaseException as error:
+            fit.fetch_end(self._place, None, False)
+            if isinstance(error, ends):
+                fit.epoch_end(self._place, self.token)
+            raise
+        fit.fetch_end(self._place, batch, True)
+        return batch
+
+    def __del__(self) -> None:
+        fit = vars(self).get("_fit")
+        if fit is not None:
+            fit.epoch_end(self._place, self.token, is_dropped=True)
+
+
+class Fetches(Telling):
+    """One iterator of a loader, each fetch timed; arguments are those of `told`."""
 
     def __init__(self, inner: Any, fit: Told, place: int, owner: Any) -> None:
         self.inner, self._fit, self._owner = inner, fit, owner
@@ -39,19 +88,7 @@ class Fetches:
         return self
 
     def __next__(self) -> Any:
-        fit = self._fit
-        if fit.is_closed:
-            return next(self.inner)
-        fit.fetch_begin(self._place)
-        try:
-            batch = next(self.inner)
-        except BaseException as error:
-            fit.fetch_end(self._place, None, False)
-            if isinstance(error, StopIteration):
-                fit.epoch_end(self._place, self.token)
-            raise
-        fit.fetch_end(self._place, batch, True)
-        return batch
+        return self._fetched(self.inner.__next__, (StopIteration,))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the next epoch with the same workers, as a DataLoader asks of the iterator it keeps."""
@@ -66,7 +103,39 @@ class Fetches:
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    def __del__(self) -> None:
-        fit = vars(self).get("_fit")
-        if fit is not None:
-            fit.epoch_end(self._place, self.token, is_dropped=True)
+
+class Unseen:
+    """Batches of a tf.data pipeline that compiled functions took: only its own end has counted them.
+
+    Args:
+        pipeline: of the loader; anything else than a tf.data pipeline has none.
+
+    Attributes:
+        batch_samples: of such a batch, 0 while unknown.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline if hasattr(pipeline, "waits") else None
+        self._batches = self._samples = self.batch_samples = 0
+        self._wait_s = 0.0
+
+    def tell(self, timer: StepTimer, seen: int) -> int:
+        """Count what was taken since the last call; return the samples in it.
+
+        Args:
+            timer: of the loop.
+            seen: batches of the whole run that were fetched in Python.
+        """
+        if self._pipeline is None:
+            return 0
+        now = self._pipeline.waits()
+        batches, samples = now.delivered - seen - self._batches, now.samples - self._samples
+        if seen:  # those are among them
+            samples = batches * now.samples // max(1, now.delivered)
+        wait_s, self._wait_s, self._samples = now.wait_s - self._wait_s, now.wait_s, now.samples
+        if batches <= 0:
+            return 0
+        timer.compiled(batches, wait_s)
+        self._batches += batches
+        self.batch_samples = round(samples / batches)
+        return max(int(samples), int(batches))

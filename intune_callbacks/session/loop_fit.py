@@ -13,11 +13,18 @@ from typing import Any
 from intune_callbacks.measure.device import CudaWait, cuda_wait
 from intune_callbacks.measure.wait import StepTimer, StepTotals
 from intune_callbacks.pipelines.base import Combined
-from intune_callbacks.pipelines.find import Found, find
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import COMPILE_AFTER_S, TunedFit
-from intune_callbacks.session.loaders import hints_of, length_of, let_go, pipeline_of, reasons_of
-from intune_callbacks.session.loop_fetches import Fetches
+from intune_callbacks.session.loaders import (
+    compile_beside,
+    hints_of,
+    length_of,
+    let_go,
+    look_for,
+    pipeline_of,
+    reasons_of,
+)
+from intune_callbacks.session.loop_fetches import Unseen, told
 from intune_callbacks.session.ranks import place as place_of
 from intune_callbacks.session.samples import Samples, batch_size_of
 from intune_callbacks.types import Clock, Pipeline
@@ -51,12 +58,13 @@ class Fit(TunedFit):
         self.is_closed = False
         self._loaders = tuple(loaders)
         self._close_others()
-        self._found = [self._find(loader) for loader in self._loaders]
+        self._found = [look_for(one, self.config, len(loaders) == 1, self.give_up) for one in self._loaders]
         self._pipeline = pipeline_of(self._by_name())
         self._timer = StepTimer(Clock())
         self._unseen = self._batch_samples = 0
         self._samples = Samples(batch_size_of(self._loaders[0]))
         self._fetches = [0] * len(self._loaders)
+        self._compiled = Unseen(self._found[0].pipeline)
         self._cuda: CudaWait | None = None
         self._running: list[object] = [None] * len(self._loaders)
         self._ended: StepTotals | None = None
@@ -96,9 +104,8 @@ class Fit(TunedFit):
             place: of its loader.
             owner: what has to live as long as it does.
         """
-        fetches = Fetches(inner, self, place, owner)
-        self._running[place] = fetches.token
-        return fetches
+        iterator, self._running[place] = told(inner, self, place, owner)
+        return iterator
 
     def again(self, place: int, token: object) -> None:
         """An epoch begins on an iterator that is used again.
@@ -145,6 +152,18 @@ class Fit(TunedFit):
         except Exception as error:
             self.give_up("the moment after a fetch", error)
 
+    def handed_over(self, place: int) -> None:
+        """A compiled function takes batches from here on: the steps of the one before are over.
+
+        Args:
+            place: of their loader.
+        """
+        if place == 0 and not self.is_closed:
+            self._take_note()
+            with self.guarded("a call of a compiled function"):
+                self._timer.compiled(0, 0.0)
+                self._step_over()
+
     def epoch_end(self, place: int, token: object, is_dropped: bool = False) -> None:
         """The loop has all batches of an iterator, or wants no more: what follows is a pause.
 
@@ -157,11 +176,10 @@ class Fit(TunedFit):
             return
         self._running[place] = None
         if place == 0 and not self.is_closed:
-            if is_dropped:
-                self._ended = self._timer.left()
-            else:
+            self._take_note()
+            if not is_dropped:
                 self.pause()
-                self._ended = self._timer.read()
+            self._ended = self._timer.left() if is_dropped else self._timer.read()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -184,6 +202,7 @@ class Fit(TunedFit):
             return
         self.is_closed = True
         _open.discard(self)
+        self._take_note()
         left = self._timer.left()
         self.pause()
         with self.guarded("the end of the loop"):
@@ -191,7 +210,7 @@ class Fit(TunedFit):
             totals = self._ended or left
             self.tuner.end(totals, self._unseen)
             self.check_reach(totals.steps)
-            self._compile()
+            compile_beside(self._found)
         for place, found in enumerate(self._found):
             if found.pipeline is None:
                 continue
@@ -208,8 +227,7 @@ class Fit(TunedFit):
         """Nothing refers to a loader any more."""
         if place != 0 or self.is_closed or os.getpid() != self._process:
             return
-        failed = getattr(sys, "last_type", None)
-        show_card = failed is None or issubclass(failed, KeyboardInterrupt)
+        show_card = issubclass(getattr(sys, "last_type", None) or KeyboardInterrupt, KeyboardInterrupt)
         if threading.get_ident() in (self._thread, threading.main_thread().ident):
             self.close(show_card)
             return
@@ -240,32 +258,6 @@ class Fit(TunedFit):
             if mine & {id(loader) for loader in other._loaders}:
                 other.close(show_card=True)
 
-    def _find(self, loader: Any) -> Found:
-        config = self.config
-        try:
-            found = find(
-                loader,
-                max_workers=config.max_workers,
-                workers_kind=config.workers_kind,
-                # Several loaders feed the same steps: their batches are paired.
-                order=config.order if len(self._loaders) == 1 else "same",
-                live=config.mode == "tune",
-                wait=False,
-            )
-            if found.pipeline is not None:
-                found.pipeline.prepare()
-            return found
-        except Exception as error:
-            self.give_up("the first look at a loader", error)
-            return Found(None, f"{type(loader).__name__}: {error}")
-
-    def _compile(self) -> None:
-        """Have the tf.data operations compiled beside the training, if that is still to be done."""
-        for found in self._found:
-            pipeline: Any = found.pipeline
-            if hasattr(pipeline, "compile"):
-                pipeline.compile()
-
     def _epoch_begin(self) -> None:
         with self.guarded("the start of an epoch"):
             self._ended = None
@@ -280,21 +272,28 @@ class Fit(TunedFit):
                 self.tuner.expect(length, batches)
 
     def _step_over(self) -> None:
-        if self.tuner is not None and self.frozen is None and self._fetches[0] and self.is_look_due():
+        if self.tuner is not None and self.frozen is None and self._timer.batches and self.is_look_due():
             self._look()
+
+    def _take_note(self) -> None:
+        """Count what compiled functions took of the first loader: Python has not seen these fetches."""
+        with self.guarded("the count of batches"):
+            self._unseen += self._compiled.tell(self._timer, self._fetches[0])
 
     def _look(self) -> None:
         samples, self._unseen, totals = self._unseen, 0, self._timer.read()
         if totals.wall_s > COMPILE_AFTER_S:
-            self._compile()
-        self.turn(totals, samples, self._batch_samples, None if self._cuda is None else self._cuda.read())
+            compile_beside(self._found)
+        batch_samples = self._batch_samples or self._compiled.batch_samples
+        self.turn(totals, samples, batch_samples, None if self._cuda is None else self._cuda.read())
 
     def pause(self) -> None:
         """What follows, up to the next fetch, is neither data wait nor the model's time."""
+        self._take_note()
         with self.guarded("a pause"):
             if self._unseen and self.frozen is None and self.tuner is not None:
                 self._look()
             self._timer.pause()
 
-    def _by_name(self) -> dict[str, Found]:
+    def _by_name(self) -> dict[str, Any]:
         return {str(place): found for place, found in enumerate(self._found)}

@@ -11,6 +11,7 @@ from intune_callbacks.pipelines.torch_reach import unwrapped
 from intune_callbacks.session import loop_fit
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import metrics
+from intune_callbacks.session.loaders import look_for
 from intune_callbacks.session.loop_fetches import Fetches
 from intune_callbacks.types import Observation
 
@@ -51,7 +52,7 @@ class Fit(loop_fit.Fit):
 
     def instead(self, loader: Any) -> None:
         """The resumed epoch runs on a loader of its own, which skips what was trained on before."""
-        self.watch(loader, self._find(loader))
+        self.watch(loader, look_for(loader, self.config, True, self.give_up))
 
     def watch(self, loader: Any, found: Found) -> None:
         """Take note of each iterator of a loader from its start.

@@ -1,0 +1,49 @@
+"""An iterator of a `tf.data.Dataset` in a loop of the user's own: it stays one of TensorFlow's and tells of fetches.
+
+A wrapper around it would not do: `tf.train.Checkpoint` refuses what is no iterator of TensorFlow's, and a `tf.function`
+is traced anew for each one it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops
+
+from intune_callbacks.session.loop_fetches import Telling, Told
+
+__all__ = ["is_plain", "told"]
+
+_ENDS = (StopIteration, tf.errors.OutOfRangeError)
+
+
+def is_plain(iterator: Any) -> bool:
+    """Return whether it is what `iter()` of a dataset gives, and nobody's subclass."""
+    return type(iterator) is iterator_ops.OwnedIterator
+
+
+def told(iterator: Any, fit: Told, place: int, owner: Any) -> object:
+    """Let the iterator tell of its fetches, and return its token; arguments are those of `loop_fetches.told`."""
+    iterator.__class__ = _Iterator
+    iterator._fit, iterator._owner, iterator._place, iterator.token = fit, owner, place, object()
+    token: object = iterator.token
+    return token
+
+
+class _Iterator(iterator_ops.OwnedIterator, Telling):  # type: ignore[misc]
+    def __next__(self) -> Any:
+        return self._eagerly(super().__next__)
+
+    def get_next(self) -> Any:
+        return self._eagerly(super().get_next)
+
+    def _eagerly(self, fetch: Any) -> Any:
+        # While a function is traced nothing is fetched.
+        return self._fetched(fetch, _ENDS) if tf.executing_eagerly() else fetch()
+
+    def __tf_tracing_type__(self, context: Any) -> Any:
+        # Asked of each argument at each call of a compiled function, which may then fetch.
+        if tf.executing_eagerly():
+            self._fit.handed_over(self._place)
+        return super().__tf_tracing_type__(context)

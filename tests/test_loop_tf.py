@@ -1,0 +1,93 @@
+"""Loops of the user's own over `tf.data`: `live(dataset)` is iterated, compiled and saved as the dataset itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from restless import Restless  # noqa: E402
+
+from intune_callbacks import live  # noqa: E402
+from intune_callbacks.pipelines import tf_build, tf_native  # noqa: E402
+from intune_callbacks.session import fit  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")
+EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2, "show_card": False}
+
+
+@pytest.fixture(autouse=True)
+def _resized_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INTUNE_MODE", raising=False)
+    tf_native.load()
+    Restless.resizes = 0
+    monkeypatch.setattr(fit, "Tuner", Restless)
+
+
+def rows() -> Any:
+    return tf.data.Dataset.range(60).shuffle(16, seed=3).map(lambda x: x * 2, num_parallel_calls=2).batch(4).repeat()
+
+
+def first(batch: Any) -> list[int]:
+    return batch.numpy().tolist()  # type: ignore[no-any-return]
+
+
+def test_an_iterator_is_saved_and_goes_on_from_there_as_the_stock_one(tmp_path: Path) -> None:
+    def run(dataset: Any, name: str) -> list[list[int]]:
+        iterator = iter(dataset)
+        seen = [first(next(iterator)) for _ in range(7)]
+        path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / name))
+        seen += [first(next(iterator)) for _ in range(3)]
+        iterator = iter(dataset)
+        tf.train.Checkpoint(iterator=iterator).read(path).assert_consumed()
+        return seen + [first(next(iterator)) for _ in range(20)]
+
+    assert run(live(rows(), **EAGER), "live") == run(rows(), "stock")
+    assert Restless.resizes
+
+
+def test_a_compiled_step_is_traced_once_and_its_steps_are_counted_and_tuned() -> None:
+    def run(dataset: Any) -> tuple[list[list[int]], int]:
+        traced: list[int] = []
+
+        @tf.function
+        def step(iterator: Any) -> Any:
+            traced.append(1)
+            return next(iterator)
+
+        seen = []
+        for _ in range(3):  # an iterator for each epoch
+            iterator = iter(dataset)
+            seen += [first(step(iterator)) for _ in range(20)]
+        return seen, len(traced)
+
+    dataset = live(rows(), **EAGER)
+    assert run(dataset) == run(rows())
+    report = dataset.close()
+    assert report["whole"]["steps"] == 59 and report["whole"]["samples"] == 240  # the last step has no end
+    assert report["frozen"] is None and Restless.resizes >= 20
+
+
+def test_batches_are_counted_once_however_they_are_fetched() -> None:
+    dataset = live(rows(), **EAGER)
+    iterator = iter(dataset)
+    step = tf.function(lambda it: next(it))
+    seen = []
+    for _ in range(5):
+        seen += [first(next(iterator)), first(iterator.get_next()), first(step(iterator))]
+    stock = iter(rows())
+    assert seen == [first(next(stock)) for _ in range(15)]
+    report = dataset.close()
+    assert report["whole"]["steps"] == 14 and report["whole"]["samples"] == 60
+
+
+def test_an_epoch_ends_as_with_the_stock_iterator() -> None:
+    dataset = live(rows().take(3), **EAGER)
+    iterator = iter(dataset)
+    assert len(list(iterator)) == 3 and list(iterator) == []
+    with pytest.raises(tf.errors.OutOfRangeError):
+        iter(live(rows().take(0), **EAGER)).get_next()
+    assert isinstance(iterator, tf.data.Iterator)
