@@ -38,14 +38,14 @@ def live(loader: Any, *more: Any, **arguments: Any) -> Any:
         TypeError: an argument `InTuneCallback` does not have.
     """
     given = (loader, *more)
-    if any(type(one) is Live for one in given):
+    if any(issubclass(type(one), Live) for one in given):
         if len(given) > 1 or arguments:
             problem = f"loader={loader!r}: it is live already; expected the loader that live() was given first"
             raise ConfigError([problem])
         return loader
     settings = BaseCallback(**arguments).settings
     fit = None if settings.config.mode == "off" else Fit(settings, given)
-    made = tuple(Live(one, fit, place) for place, one in enumerate(given))
+    made = tuple(_made(one, fit, place) for place, one in enumerate(given))
     return made if more else made[0]
 
 
@@ -54,22 +54,15 @@ class Live:
 
     A step ends when the next batch is asked for. The report is made by `close`, at the end of a ``with`` block, or when
     nothing refers to the loader any more: behind the last batch of ``for batch in live(loader)``. From then on it
-    iterates as the loader itself does. It is copied and pickled as that loader.
-
-    Args:
-        loader: the user's.
-        fit: what is shared by the loaders of one loop; None leaves everything as it is.
-        place: of the loader among those; the first one's batches are the steps.
+    iterates as the loader itself does. It is copied and pickled as that loader; its ``__dict__`` is that loader's, and
+    to call its type makes another loader of the user's class.
     """
+
+    __slots__ = ("__weakref__", *_OWN)
 
     _loader: Any
     _fit: Fit | None
     _place: int
-
-    def __init__(self, loader: Any, fit: Fit | None, place: int = 0) -> None:
-        own = {"_loader": loader, "_place": place, "_fit": fit}
-        vars(self).update(own)
-        vars(self)["_end"] = None if fit is None else weakref.finalize(self, fit.abandoned, place)
 
     def __iter__(self) -> Iterator[Any]:
         if self._fit is None or self._fit.is_closed:
@@ -111,6 +104,12 @@ class Live:
         self._loader.__class__ = kind
 
     @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        # Ignite makes the loader again of what is in here.
+        held: dict[str, Any] = self._loader.__dict__
+        return held
+
+    @property
     def report(self) -> dict[str, Any]:
         """What ``report.json`` holds; empty before `close`."""
         return {} if self._fit is None else self._fit.report
@@ -133,6 +132,30 @@ class Live:
     ) -> None:
         if self._fit is not None:
             self._fit.close(show_card=kind is None or issubclass(kind, KeyboardInterrupt))
+
+
+def _made(loader: Any, fit: Fit | None, place: int) -> Live:
+    """Return the `Live` of a loader.
+
+    Args:
+        loader: the user's.
+        fit: what is shared by the loaders of one loop; None leaves everything as it is.
+        place: of the loader among those; the first one's batches are the steps.
+    """
+    made: Live = object.__new__(_class_for(type(loader)))
+    end = None if fit is None else weakref.finalize(made, fit.abandoned, place)
+    for name, value in {"_loader": loader, "_place": place, "_fit": fit, "_end": end}.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _class_for(kind: type) -> type[Live]:
+    def another(_: type, *given: Any, **named: Any) -> Any:
+        return kind(*given, **named)
+
+    # Whoever makes a loader again, with another sampler, asks `__init__` for its arguments first.
+    own = {"__slots__": (), "__new__": another, "__init__": kind.__init__, "__module__": __name__}  # type: ignore[misc]
+    return type("Live", (Live,), own)
 
 
 def _itself(loader: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import json
 import multiprocessing
 import os
@@ -23,7 +24,7 @@ torch = pytest.importorskip("torch")
 
 from busy_machine import three_attempts  # noqa: E402
 from restless import Restless  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info  # noqa: E402
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info  # noqa: E402
 
 from intune_callbacks import ConfigError, live  # noqa: E402
 from intune_callbacks.loop import Live  # noqa: E402
@@ -259,10 +260,31 @@ def test_it_stands_for_the_loader() -> None:
         again = live(copied, show_card=False)
         assert sum(batch.numel() for batch in again) == ROWS
         assert again.close()["samples"] == ROWS
-    assert type(wrapped) is Live
+    assert issubclass(type(wrapped), Live)
     with pytest.raises(AttributeError, match="nothing_like_it"):
         wrapped.nothing_like_it  # noqa: B018
     assert bool(wrapped)
+
+
+def test_who_makes_the_loader_again_gets_one_of_the_users_class() -> None:
+    """As Ignite's `update_dataloader`, and Lightning and Fabric where each rank gets a sampler of its own, do."""
+
+    class Mine(DataLoader):  # type: ignore[type-arg]
+        pass
+
+    loader = Mine(range(12), batch_size=4, num_workers=1)
+    wrapped: Any = live(loader, show_card=False)
+    assert vars(wrapped) is vars(loader)
+    assert inspect.signature(type(wrapped).__init__) == inspect.signature(Mine.__init__)
+    left_out = ("batch_size", "sampler", "drop_last", "batch_sampler")
+    given = {name: value for name, value in vars(wrapped).items() if name[0] != "_" and name not in left_out}
+    again = type(wrapped)(**given, batch_sampler=BatchSampler(range(11, -1, -1), 3, False))
+    assert type(again) is Mine
+    assert torch.cat(list(again)).tolist() == list(range(11, -1, -1))
+    assert torch.cat(list(wrapped)).tolist() == list(range(12))
+    assert wrapped.close()["samples"] == 12
+    # What has no attributes of its own has no `__dict__` here, either.
+    assert not hasattr(live([1, 2], show_card=False), "__dict__")
 
 
 def test_bad_arguments_are_named_all_at_once() -> None:
