@@ -19,7 +19,11 @@ FORK_S, FORK_S_PER_BYTE = 0.01, 0.02 / 2**30
 
 def fork_s() -> float:
     """Return what forking one worker is assumed to take, in seconds, while none was."""
-    return FORK_S + FORK_S_PER_BYTE * float(psutil.Process().memory_info().rss)
+    try:
+        held_bytes = float(psutil.Process().memory_info().rss)
+    except (OSError, psutil.Error):  # /proc cannot be read, or no file is to be had
+        held_bytes = 0.0
+    return FORK_S + FORK_S_PER_BYTE * held_bytes
 
 
 class Startup:
