@@ -57,7 +57,7 @@ class InTuneCallback(BaseCallback, _Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # A training holds on to processes and threads; a copy begins without one, as a new callback does.
-        begun = {"_fit": None, "_loggers": [], "_bar": None, "_now": (None, None, None), "_skip": None}
+        begun: dict[str, Any] = {"_fit": None, "_loggers": [], "_bar": None, "_now": (None, None, None), "_skip": None}
         return vars(self) | begun
 
     def state(self) -> dict[str, Any]:

@@ -173,5 +173,5 @@ def _observation(decision: Mapping[str, Any]) -> Observation:
             seen["cpus"] or 0.0, int(seen["memory_limit_bytes"] or 0), int(seen["memory_used_bytes"] or 0)
         ),
         exposed_wait_frac=seen["exposed_wait_frac"],
-        seam_s=seen["seam_s"] or 0.0,
+        seam_s=seen.get("seam_s") or 0.0,
     )
