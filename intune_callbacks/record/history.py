@@ -15,7 +15,7 @@ from intune_callbacks.errors import warn
 from intune_callbacks.types import Allocation, Observation
 from intune_callbacks.words import number, six_digits
 
-__all__ = ["HISTORY", "Decision", "History", "Tail"]
+__all__ = ["HISTORY", "Decision", "History", "Tail", "allocation_in"]
 
 HISTORY = "history.jsonl"
 REMEMBERED = 1000
