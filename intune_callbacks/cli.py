@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         a wrong command line, configuration or data file or if the tf.data operations cannot be built, 130 when
         interrupted.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what stdout cannot write, as × in ASCII, is no error
+        sys.stdout.reconfigure(errors="replace")
     options = _parse(arguments)
     try:
         code = int(options.command(options))

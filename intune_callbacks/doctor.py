@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-import psutil
-
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.installing import install_line, lower_bounds
-from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.measure.resources import MachineProbe, machine_memory
 from intune_callbacks.pipelines import tf_build
 from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.types import Probe
@@ -113,7 +111,7 @@ def _machine(probe: Probe) -> list[Finding]:
         if now.cpus >= 1.0
         else Finding("CPUs", "limited", f"{now.cpus:g} for the input pipeline", "give the container more CPUs")
     ]
-    whole = psutil.virtual_memory().total
+    whole, _ = machine_memory()
     limited = f", a limit of the container; the machine has {whole / GB:.1f}" if now.memory_limit_bytes < whole else ""
     memory = f"{now.memory_used_bytes / GB:.1f} of {now.memory_limit_bytes / GB:.1f} GB used{limited}"
     found.append(Finding("memory", "ok", memory))

@@ -78,6 +78,11 @@ class InTuneCallback(BaseCallback, _Callback):
         self._saved: dict[str, Any] = {}
         self._restored: dict[str, Any] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A fit holds on to processes and threads; a copy, as of the module and its trainer for an average of weights,
+        # begins without one. Hooks that are left out for this fit are not for the copy's.
+        return {name: value for name, value in vars(self).items() if name not in _NOT_USED} | {"_fit": None}
+
     @property
     def state_key(self) -> str:
         """The same whatever the arguments, so that a checkpoint can be resumed with other ones."""

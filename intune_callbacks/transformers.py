@@ -55,6 +55,11 @@ class InTuneCallback(BaseCallback, _Callback):
         self._now: tuple[Any, Any, Any] = (None, None, None)
         self._skip: Any = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A training holds on to processes and threads; a copy begins without one, as a new callback does.
+        begun: dict[str, Any] = {"_fit": None, "_loggers": [], "_bar": None, "_now": (None, None, None), "_skip": None}
+        return vars(self) | begun
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds: the arguments, and the tuner's state."""
         held = self._fit.state_dict() if self._fit is not None else self.intune

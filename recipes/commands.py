@@ -79,7 +79,11 @@ def _cp(options: argparse.Namespace) -> int:
     if options.file.exists() and not options.force:
         print(f"intune: {options.file} exists; give --force to overwrite it", file=sys.stderr)
         return 1
-    shutil.copyfile(recipe, options.file)
+    try:
+        shutil.copyfile(recipe, options.file)
+    except OSError as error:
+        print(f"intune: {options.file} cannot be written: {error}", file=sys.stderr)
+        return 1
     print(f"copied to {options.file}; run it with: intune run {options.file}")
     return 0
 

@@ -56,7 +56,11 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Resolved:
         MissingPackage: PyYAML is not installed.
     """
     problems: list[str] = []
-    tree = _parse(file.read_text(encoding="utf-8"), str(file), problems)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{file}: cannot be read as text: {error}"]) from None
+    tree = _parse(text, str(file), problems)
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise ConfigError([f"{file}: expected 'key: value' lines, got {type(tree).__name__}"])

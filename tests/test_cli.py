@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -111,6 +112,40 @@ def test_wrong_command_line_exits_with_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(words)
     assert exit_.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (["cp", "dlrm-lightning", "gone/mine.yaml"], 1, "gone/mine.yaml cannot be written"),
+        (["run", "bytes.yaml", "--dry-run"], 2, "bytes.yaml: cannot be read as text"),
+        (["watch", ".", "--wait", "nan"], 2, "--wait=nan: expected a number"),
+        (["watch", ".", "--wait", "-1"], 2, "--wait=-1.0: expected a number"),
+        (["pretrain", "--out", "bytes.yaml", "--decisions", "10"], 2, "bytes.yaml is not a folder"),
+    ],
+)
+def test_what_cannot_be_done_is_said_without_a_traceback(
+    words: list[str],
+    code: int,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for package in {"run": ("yaml",), "pretrain": ("torch",)}.get(words[0], ()):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bytes.yaml").write_bytes(b"a: \xff\xfe")
+    assert cli.main(words) == code
+    assert why in capsys.readouterr().err
+
+
+def test_what_stdout_cannot_write_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text('{"why": "expected \u00d7 2", "next": "go on"}')
+    code = f"from intune_callbacks import cli; raise SystemExit(cli.main(['compare', *2 * [{str(tmp_path)!r}]]))"
+    given = os.environ | {"PYTHONIOENCODING": "ascii"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=given)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import multiprocessing
@@ -27,6 +28,7 @@ from intune_callbacks import ConfigError, TunerConfig
 from intune_callbacks.installing import install_line
 from intune_callbacks.lightning import InTuneCallback
 from intune_callbacks.pipelines.find import Found
+from intune_callbacks.pipelines.torch_iterator import LoaderIterator
 from intune_callbacks.session import lightning_fit, lightning_hooks
 from intune_callbacks.types import Hint
 
@@ -133,6 +135,27 @@ def test_one_class_under_both_names_that_can_be_pickled() -> None:
     for namespace in runs.NAMESPACES.values():
         assert isinstance(callback, namespace.Callback)
     assert pickle.loads(pickle.dumps(callback)).config == callback.config
+
+
+def test_a_trainer_can_be_copied_in_mid_fit() -> None:
+    copies: list[Any] = []
+
+    class Copies(LIGHTNING.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 15:
+                held = trainer.fit_loop._combined_loader._iterator.iterators[0]
+                copies.extend([copy.deepcopy(trainer), copy.deepcopy(callback), held])
+
+    callback = InTuneCallback(show_card=False, **EAGER)
+    trainer = runs.make_trainer(LIGHTNING, Copies(), callback)
+    trainer.fit(runs.make_model(LIGHTNING), runs.shuffled(num_workers=1))
+    copied, alone, held = copies
+    assert type(held) is LoaderIterator
+    with pytest.raises(NotImplementedError):
+        copy.copy(held)
+    assert callback.report["frozen"] is None and callback.report["steps"] > 15
+    assert alone.config == callback.config and not alone.report
+    assert any(isinstance(one, InTuneCallback) for one in copied.callbacks)
 
 
 def test_no_lightning_installed_says_what_to_install() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import inspect
 import json
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -354,6 +356,28 @@ def test_an_error_of_ours_freezes_and_training_goes_on(monkeypatch: pytest.Monke
     with pytest.warns(RuntimeWarning, match="InTune froze"):
         assert sum(batch.numel() for batch in loader) == ROWS
     assert "ZeroDivisionError" in loader.close()["frozen"]
+
+
+@pytest.mark.parametrize("kind", ["process", "iterable"])
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EMFILE])
+def test_where_proc_cannot_be_read_it_is_tuned_all_the_same(
+    number: int, kind: str, monkeypatch: pytest.MonkeyPatch, restless: type[Restless]
+) -> None:
+    # A service of systemd's with ProcSubset=pid has no /proc/stat and no /proc/meminfo; EMFILE is `ulimit -n`.
+    def unread(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number), "/proc/stat")
+
+    make = {"process": lambda: slow(num_workers=2), "iterable": LOADERS["iterable"][0]}[kind]
+    torch.manual_seed(3)
+    expected = trained(make())
+    for name in ("create_time", "cpu_times", "memory_info"):
+        monkeypatch.setattr(psutil.Process, name, unread)
+    monkeypatch.setattr(psutil, "virtual_memory", unread)
+    torch.manual_seed(3)
+    loader = live(make(), **EAGER, show_card=False)
+    assert trained(loader) == expected
+    assert loader.close()["frozen"] is None
+    assert restless.resizes > 1
 
 
 def two_epochs(loader: Any) -> None:

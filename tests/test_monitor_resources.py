@@ -88,6 +88,16 @@ def test_without_cgroups_the_machine_is_the_limit(machine: Machine) -> None:
     )
 
 
+def test_without_meminfo_the_kernel_is_asked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
+
+    monkeypatch.setattr(psutil, "virtual_memory", unread)
+    found = machine.probe().read()
+    assert found.memory_limit_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < found.memory_used_bytes < found.memory_limit_bytes
+
+
 def test_shared_memory_is_looked_up_where_it_exists(machine: Machine) -> None:
     (machine.root / "dev/shm").mkdir(parents=True)
     room = os.statvfs(machine.root)

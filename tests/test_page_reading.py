@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from page_runs import make_run
 
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.record.card import end_card
+from intune_callbacks.record.running import Rank
 from intune_callbacks.show.page import html
 from intune_callbacks.show.page.columns import averaged, thin
 from intune_callbacks.show.page.comparison import two_runs
 from intune_callbacks.show.page.runs import Run, read
+from intune_callbacks.show.watch_view import line, view
 
 
 def everything(run: Run) -> str:
@@ -123,6 +126,10 @@ LINE = some.dictionaries(some.sampled_from(KEYS), ANY | INNER | some.dictionarie
 STEP = some.integers(0, 99)
 DECISION = some.builds(lambda line, step, seen: {**line, "step": step, "observation": seen}, LINE, STEP, INNER)
 TOLD = (
+    "verdict",
+    "next",
+    "why",
+    "whole",
     "before",
     "after",
     "stages",
@@ -150,6 +157,34 @@ def test_whatever_is_in_the_files_something_is_shown(tmp_path: Path, lines: list
     (run,) = read(tmp_path)
     assert everything(run)
     assert two_runs(run, run)
+    assert end_card(run.report)
+    watched = Rank(tmp_path)
+    for decision in watched.read():
+        assert line(watched, decision)
+    if watched.decisions:
+        assert view([watched], 0.0) and view(5 * [watched], 0.0) and watched.verdict()
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "report.json"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "circle", "deep"])
+def test_what_is_no_file_is_said_to_be_none(name: str, kind: str, tmp_path: Path) -> None:
+    make_run(tmp_path, 5)
+    path = tmp_path / name
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)  # whoever opens it waits for a writer
+    elif kind == "circle":
+        path.symlink_to(path)
+    else:
+        path.write_text(100_000 * "[" + "\n")
+    (run,) = read(tmp_path)
+    assert any(name in note for note in run.notes)
+    assert everything(run) and end_card(run.report)
+    watched = Rank(tmp_path)
+    assert len(watched.read()) == (0 if name == "history.jsonl" else 5)
+    assert watched.is_over in (True, False)
 
 
 @given(

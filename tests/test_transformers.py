@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import multiprocessing
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,20 @@ def test_off_leaves_no_trace(tmp_path: Path) -> None:
     made.train()
     assert callback.report == {}
     assert "_get_iterator" not in vars(made.callback_handler.train_dataloader.base_dataloader)
+
+
+def test_a_callback_can_be_copied_in_mid_training(tmp_path: Path) -> None:
+    copies: list[Any] = []
+
+    class Copies(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.global_step == 20:
+                copies.extend([copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))])
+
+    callback = InTuneCallback(show_card=False, **EAGER)
+    trainer(tmp_path, [callback, Copies()]).train()
+    assert [one.config for one in copies] == [callback.config] * 2
+    assert callback.report["frozen"] is None
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:

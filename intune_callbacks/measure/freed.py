@@ -99,6 +99,8 @@ class Freed:
             self._every_s[now] = AGAIN_S if helped else min(2.0 * self._every_s[now], LONGEST_S)
             self._due_s[now] = self._wall() + self._every_s[now]
             return done
+        except (OSError, psutil.Error):  # /proc cannot be read, or no file is to be had
+            return False
         finally:
             self._lock.release()
 

@@ -16,7 +16,7 @@ from intune_callbacks.measure.idle import IdleCpus
 from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.types import Resources
 
-__all__ = ["MachineProbe"]
+__all__ = ["MachineProbe", "machine_memory"]
 
 
 class MachineProbe:
@@ -90,10 +90,10 @@ class MachineProbe:
         return max(share - self._trainer_cpus, share / 2)
 
     def _read_memory(self) -> tuple[int, int]:
-        machine = psutil.virtual_memory()
-        limit_bytes, free_bytes = machine.total, machine.available
+        whole_bytes, free_bytes = machine_memory()
+        limit_bytes = whole_bytes
         for memory in self._memories:
-            reading = memory.read(below=machine.total)
+            reading = memory.read(below=whole_bytes)
             if reading is not None:
                 limit_bytes = min(limit_bytes, reading[0])
                 free_bytes = min(free_bytes, reading[0] - reading[1])
@@ -203,6 +203,17 @@ def _up(mount: Path, mount_root: str, path: str) -> Iterator[Path]:
 
 def _text(file: str) -> str:
     return Path(file).read_text(encoding="ascii", errors="replace")
+
+
+def machine_memory() -> tuple[int, int]:
+    """Return how many bytes of memory the machine has, and how many of them can be had."""
+    try:
+        machine = psutil.virtual_memory()
+        return machine.total, machine.available
+    except (OSError, psutil.Error):
+        # No /proc/meminfo, as in a service of systemd's with ProcSubset=pid: page cache then counts as used.
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        return page_bytes * os.sysconf("SC_PHYS_PAGES"), page_bytes * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def _local_rank() -> int:

@@ -139,6 +139,19 @@ class LikeStock:
     def __iter__(self) -> Any:
         return self
 
+    @property
+    def __class__(self) -> type:
+        # Lightning leaves running iterators out of a copied trainer, and tells them by this.
+        kind: type = _BaseDataLoaderIter
+        return kind
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        raise TypeError(f"a running iterator is no {kind.__name__}")
+
+    def __getstate__(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled")  # as the stock one does
+
     def __len__(self) -> int:
         return len(vars(self)["engines"].loader)
 

@@ -30,6 +30,8 @@ REMEMBERED = 0.75
 # In steps shorter than this the thread's CPU clock is read around one fetch in eight: a look at it takes 2 us in a
 # running loop, as long as such a fetch (measured).
 QUICK_S, QUICK_UNREAD = 0.0005, 7
+# What psutil raises: its own errors, and the system's where /proc lacks files or no more files may be open.
+UNREAD = (psutil.Error, OSError)
 
 # The workers' CPU time is read at each look at the counters, and a few times early in an epoch: they may end unseen.
 FIRST_CPU_S, LAST_CPU_S = 0.05, 1.0
@@ -141,9 +143,9 @@ class Watch:
         """Look at the workers for the first time: what they did before the first batch is their start."""
         iterator = self._running() if self._running is not None else None
         for worker in getattr(iterator, "_workers", ()):
-            with suppress(psutil.Error):
+            with suppress(*UNREAD):
                 self._processes.append(psutil.Process(worker.pid))
-        with suppress(psutil.Error):
+        with suppress(*UNREAD):
             # They are started one after the other.
             begun_s = [process.create_time() for process in self._processes]
             self.startup_s = (max(begun_s) - min(begun_s)) / (len(begun_s) - 1) if len(begun_s) > 1 else 0.0
@@ -194,7 +196,7 @@ class Watch:
         for process in self._processes:
             try:
                 times = process.cpu_times()
-            except psutil.Error:
+            except UNREAD:
                 return None
             spent_s += times.user + times.system
         return spent_s if self._processes else None

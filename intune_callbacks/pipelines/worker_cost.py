@@ -40,7 +40,11 @@ class Startup:
         if self.count:
             return self.each_s
         if self._assumed_s is None:
-            self._assumed_s = FORK_S + FORK_S_PER_BYTE * float(psutil.Process().memory_info().rss)
+            try:
+                held_bytes = float(psutil.Process().memory_info().rss)
+            except (OSError, psutil.Error):  # /proc cannot be read, or no file is to be had
+                held_bytes = 0.0
+            self._assumed_s = FORK_S + FORK_S_PER_BYTE * held_bytes
         return self._assumed_s
 
     def add(self, count: int, spent_s: float) -> None:

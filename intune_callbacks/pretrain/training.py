@@ -26,6 +26,7 @@ from intune_callbacks.pretrain import model_card as card
 from intune_callbacks.pretrain.config import PretrainConfig
 from intune_callbacks.pretrain.lessons import Lessons
 from intune_callbacks.pretrain.machines import SLOTS, Machines, sample
+from intune_callbacks.record.files import unwritable
 from intune_callbacks.types import Clock
 from intune_callbacks.words import wrapped
 
@@ -196,6 +197,8 @@ def pretrain(
     _check(out, resume)
     if resume:
         training.load(out / CHECKPOINT)
+    if (why := unwritable(out)) is not None:
+        raise ConfigError([f"--out={str(out)!r}: {why}; expected a folder that can be written"])
     out.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
     # One thread: with more, the order of additions and with it the weights would depend on the machine.

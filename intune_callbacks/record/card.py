@@ -51,7 +51,7 @@ def end_card(report: Report, folder: Path | None = None) -> str:
     verdict, _, facts = head.partition("  ")
     lines = [f"{f'{name}  {verdict}':<34}  {facts}"]
     for label, text in rows:
-        first, *code = text.splitlines()
+        first, *code = text.splitlines() or [""]
         folded = textwrap.wrap(first, WIDTH, break_on_hyphens=False) if label in WORDS else [first]
         lines.append(f"{label:<6}  " + ("\n" + 8 * " ").join([*folded, *code]))
     return "\n".join(lines)

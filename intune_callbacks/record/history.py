@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from intune_callbacks.errors import warn
 from intune_callbacks.types import Allocation, Observation
 from intune_callbacks.words import number, six_digits
 
-__all__ = ["HISTORY", "Decision", "History", "Tail"]
+__all__ = ["HISTORY", "Decision", "History", "Tail", "allocation_in"]
 
 HISTORY = "history.jsonl"
 OF_WINDOW = ("elapsed_s", "batches_per_s", "samples_per_s", "wait_frac", "exposed_wait_frac", "model_s", "seam_s")
@@ -167,12 +168,13 @@ class Tail:
 
     Attributes:
         unread: lines that hold no decision, as after a crash in the middle of one.
+        why_not: why the file that is there cannot be read; empty where it can.
         earlier: decisions of earlier fits.
         is_cut: True while the last line is not complete.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.why_not = path, ""
         self._forget()
 
     def _forget(self) -> None:
@@ -185,8 +187,10 @@ class Tail:
         A file that was replaced or cut is read from its beginning.
         """
         new: list[dict[str, Any]] = []
-        anew = False
+        anew, self.why_not = False, ""
         try:
+            if self.path.exists() and not self.path.is_file():
+                raise OSError("it is no file")  # to open a pipe would wait for its writer
             with self.path.open("rb") as file:
                 now = os.fstat(file.fileno())
                 if now.st_ino != self._file or now.st_size < self._offset:
@@ -206,17 +210,26 @@ class Tail:
                         self.earlier, self._read, new, anew = self.earlier + self._read, 0, [], True
                     self._step, self._read = decision["step"], self._read + 1
                     new.append(decision)
-        except FileNotFoundError:
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                self.why_not = str(error)
             self._forget()
             return [], True
         return new, anew
+
+
+def allocation_in(line: Mapping[str, Any], key: str) -> dict[str, int]:
+    """Return what is an allocation in a line: anything else in its place cannot be compared, nor added up."""
+    given = line.get(key)
+    named = given.items() if isinstance(given, dict) else ()
+    return {name: int(value) for name, value in named if number(value) is not None}
 
 
 def _decision(line: bytes) -> dict[str, Any] | None:
     """Return what a line holds; None if that is no decision."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     is_one = isinstance(found, dict) and isinstance(found.get("observation"), dict)
     return found if is_one and number(found.get("step")) is not None else None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from intune_callbacks.measure.verdict import Verdict, settle
-from intune_callbacks.record.history import HISTORY, Tail
+from intune_callbacks.record.history import HISTORY, Tail, allocation_in
 from intune_callbacks.record.report import REPORT
 from intune_callbacks.types import Observation, Resources, Stage, StageRates
+from intune_callbacks.words import number
 
 __all__ = ["Job", "Rank"]
 
@@ -18,6 +20,19 @@ REMEMBERED = 120
 """Decisions of a running fit that are drawn. A choice: about one for each column of a terminal."""
 JUDGED = 5
 """Windows at the end that the verdict rests on. A choice: it says how it is now, and one odd window does not decide."""
+SEEN = (
+    "elapsed_s",
+    "batches_per_s",
+    "samples_per_s",
+    "wait_frac",
+    "exposed_wait_frac",
+    "model_s",
+    "seam_s",
+    "cpus",
+    "memory_used_bytes",
+    "memory_limit_bytes",
+)
+RATES = tuple(one.name for one in fields(StageRates))
 
 
 class Rank:
@@ -43,7 +58,7 @@ class Rank:
         """True when the report is newer than the last decision: the run has ended, and no other one has begun."""
         try:
             return (self.folder / REPORT).stat().st_mtime_ns >= self._tail.path.stat().st_mtime_ns
-        except FileNotFoundError:
+        except OSError:
             return False
 
     @property
@@ -51,12 +66,13 @@ class Rank:
         """When the last decision was written, seconds since the epoch."""
         try:
             return self._tail.path.stat().st_mtime
-        except FileNotFoundError:
+        except OSError:
             return None
 
     def read(self) -> list[dict[str, Any]]:
         """Take what was written since the last call, and return the decisions in it that belong to the run."""
-        new, anew = self._tail.read()
+        read, anew = self._tail.read()
+        new = [_whole(line) for line in read]
         if anew:
             self.decisions.clear()
             self.change = None
@@ -116,6 +132,24 @@ class Job:
         return new
 
 
+def _whole(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a decision with all that is looked at: another version may have written other things, or more of them."""
+    seen, reason = line["observation"], line.get("reason")
+    given = seen.get("rates")
+    rates = {
+        name: {key: number(rate.get(key)) for key in RATES}
+        for name, rate in (given.items() if isinstance(given, dict) else ())
+        if isinstance(rate, dict)
+    }
+    return {
+        **line,
+        **{key: allocation_in(line, key) for key in ("before", "granted", "after")},
+        "applied": line.get("applied") is True,
+        "reason": reason if isinstance(reason, str) else "",
+        "observation": {key: number(seen.get(key)) for key in SEEN} | {"rates": rates},
+    }
+
+
 def _observation(decision: Mapping[str, Any]) -> Observation:
     """Return of a decision what a verdict looks at."""
     seen = decision["observation"]
@@ -125,7 +159,7 @@ def _observation(decision: Mapping[str, Any]) -> Observation:
     elapsed_s, batches_per_s = seen["elapsed_s"] or 0.0, seen["batches_per_s"] or 0.0
     return Observation(
         step=decision["step"],
-        at_s=decision["at_s"] or 0.0,
+        at_s=number(decision.get("at_s")) or 0.0,
         elapsed_s=elapsed_s,
         batches=round(elapsed_s * batches_per_s),
         samples=0,
@@ -135,7 +169,9 @@ def _observation(decision: Mapping[str, Any]) -> Observation:
         model_s=seen["model_s"] or 0.0,
         stages=tuple(Stage(name, "cpu", "workers", 1, 1, 1) for name in rates),
         rates=rates,
-        resources=Resources(seen["cpus"] or 0.0, seen["memory_limit_bytes"], seen["memory_used_bytes"]),
+        resources=Resources(
+            seen["cpus"] or 0.0, int(seen["memory_limit_bytes"] or 0), int(seen["memory_used_bytes"] or 0)
+        ),
         exposed_wait_frac=seen["exposed_wait_frac"],
         seam_s=seen.get("seam_s") or 0.0,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
 
+from intune_callbacks.config import number_problem
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.record.files import nearest_folder
 from intune_callbacks.record.running import Job
@@ -33,9 +35,11 @@ def watch(folder: Path, *, wait_s: float = 300.0, period_s: float = PERIOD_S) ->
         0 when the job has ended or Ctrl+C was pressed, 1 when no running job was met in time.
 
     Raises:
-        ConfigError: the folder cannot come: what it would be in is not there, or is a file.
+        ConfigError: the folder cannot come: what it would be in is not there, or is a file; or `wait_s` is no time.
         MissingPackage: stdout is a terminal and rich is not installed.
     """
+    if problems := list(number_problem("--wait", wait_s, 0.0, math.inf)):
+        raise ConfigError(problems)
     there = nearest_folder(folder)
     if there not in (folder, folder.absolute().parent) or not there.is_dir():
         why = "is a file" if there.is_file() else "is not there"

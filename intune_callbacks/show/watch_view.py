@@ -143,6 +143,8 @@ def _allocation(values: Mapping[str, int]) -> str:
 
 def _memory(seen: Mapping[str, Any]) -> str:
     used, limit = seen["memory_used_bytes"], seen["memory_limit_bytes"]
+    if used is None or limit is None:
+        return UNKNOWN
     return memory(used, limit) + (f" ({percent(used / limit)})" if limit else "")
 
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Literal
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.record.history import HISTORY, Tail
+from intune_callbacks.record.history import HISTORY, Tail, allocation_in
 from intune_callbacks.record.report import REPORT, Report, Side, StageRow
 from intune_callbacks.words import count, number
 
@@ -93,6 +93,8 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         notes.append(f"no {HISTORY}: there is no course to draw")
     tail = Tail(path)
     lines, _ = tail.read()
+    if tail.why_not:
+        notes.append(f"{HISTORY} could not be read: {tail.why_not}")
     if unread := tail.unread + tail.is_cut:
         of = count(unread, "line")
         notes.append(f"{of} of {HISTORY} could not be read; a run that is killed cuts off its last one")
@@ -105,8 +107,10 @@ def _report(path: Path, notes: list[str]) -> Report | None:
     if not path.exists():
         return None
     try:
+        if not path.is_file():
+            raise OSError("it is no file")  # to open a pipe would wait for its writer
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{REPORT} could not be read: {error}")
         return None
     if not isinstance(found, dict):
@@ -120,7 +124,7 @@ def _unfinished(lines: Sequence[dict[str, Any]]) -> Report:
     moved = [i for i, line in enumerate(lines) if line.get("applied")]
     first = lines[: moved[0] + 1] if moved else lines
     last = lines[moved[-1] + 1 :] if moved else lines
-    begin, now = (_allocation(lines[at], key) if lines else {} for at, key in ((0, "before"), (-1, "after")))
+    begin, now = (allocation_in(lines[at], key) if lines else {} for at, key in ((0, "before"), (-1, "after")))
     at_s = [value for line in lines if (value := number(line.get("at_s"))) is not None]
     rates = lines[-1]["observation"].get("rates") if lines else None
     return Report(
@@ -157,10 +161,3 @@ def _side(lines: Sequence[dict[str, Any]], allocation: dict[str, int]) -> Side:
         verdict="not finished",
         allocation=allocation,
     )
-
-
-def _allocation(line: dict[str, Any], key: str) -> dict[str, int]:
-    """Return what is an allocation in it: anything else in its place cannot be compared, nor added up."""
-    given = line.get(key)
-    named = given.items() if isinstance(given, dict) else ()
-    return {name: int(value) for name, value in named if number(value) is not None}
