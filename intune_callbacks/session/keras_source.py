@@ -39,26 +39,18 @@ def take_over(data: TrainData, config: TunerConfig, clock: Clock, give_up: GiveU
         clock: wall and CPU clock.
         give_up: told of an iterator that could not be taken over; the loop then gets it as it is.
     """
+    if data.source is None:
+        return None
+    if data.pydataset is not None:
+        return _pydataset(data, config, clock)
+    kind, order, live = config.workers_kind, config.order, config.mode == "tune"
+    found = find(data.source, clock=clock, max_workers=config.max_workers, workers_kind=kind, order=order, live=live)
+    if found.pipeline is None:
+        return found
+    found.pipeline.prepare()
     if data.loader is not None:
-        return _loader(data, config, clock, give_up)
-    if data.grain is not None:
-        return _grain(data, config, clock)
-    return None if data.pydataset is None else _pydataset(data, config, clock)
-
-
-def _loader(data: TrainData, config: TunerConfig, clock: Clock, give_up: GiveUp) -> Found:
-    live, most = config.mode == "tune", config.max_workers
-    kind, order = config.workers_kind, config.order
-    found = find(data.loader, clock=clock, max_workers=most, workers_kind=kind, order=order, live=live)
-    if found.pipeline is not None:
-        found.pipeline.prepare()
         data.give_loader(Adopted(data.loader, found.pipeline, give_up))
-    return found
-
-
-def _grain(data: TrainData, config: TunerConfig, clock: Clock) -> Found:
-    found = find(data.grain, clock=clock, max_workers=config.max_workers, live=config.mode == "tune")
-    if found.pipeline is not None:
+    else:
         data.in_adapter("_dataset", getattr(found.pipeline, "dataset"))  # noqa: B009  # not of every pipeline
     return found
 
