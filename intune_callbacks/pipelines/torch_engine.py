@@ -264,6 +264,9 @@ class Kept:
     def __init__(self, base_seed: int) -> None:
         self._base_seed = base_seed
 
+    def _shutdown_workers(self) -> None:
+        """Do nothing: they have ended."""
+
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin the next epoch: with a stock iterator in this one's place."""
         again = torch.Generator().manual_seed(self._base_seed)

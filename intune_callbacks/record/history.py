@@ -219,7 +219,12 @@ class Tail:
 
 
 def allocation_in(line: Mapping[str, Any], key: str) -> dict[str, int]:
-    """Return what is an allocation in a line: anything else in its place cannot be compared, nor added up."""
+    """Return what is an allocation in a line: anything else in its place cannot be compared, nor added up.
+
+    Args:
+        line: of `history.jsonl`.
+        key: where it stands: ``before`` or ``after``.
+    """
     given = line.get(key)
     named = given.items() if isinstance(given, dict) else ()
     return {name: int(value) for name, value in named if number(value) is not None}
