@@ -463,6 +463,21 @@ def test_a_script_that_ends_reports(end: str, card: bool) -> None:
     assert ("SystemError" in done.stderr) == (not card)
 
 
+def test_all_files_come_into_one_folder_wherever_the_training_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    loader = live(slow(), run_dir="run", **EAGER)
+    for batch in loader:
+        if (batch == 0).any():
+            os.chdir("elsewhere")
+    loader.close()
+    assert {"history.jsonl", "report.json"} <= {file.name for file in (tmp_path / "run").iterdir()}
+    assert [*(tmp_path / "elsewhere").iterdir()] == []
+    assert str(tmp_path / "run") in capsys.readouterr().out.replace("\n        ", "")
+
+
 def test_the_package_itself_stays_light() -> None:
     code = "import sys, intune_callbacks; print([m for m in ('torch', 'intune_callbacks.loop') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -91,3 +91,18 @@ def test_an_epoch_ends_as_with_the_stock_iterator() -> None:
     with pytest.raises(tf.errors.OutOfRangeError):
         iter(live(rows().take(0), **EAGER)).get_next()
     assert isinstance(iterator, tf.data.Iterator)
+
+
+def test_where_no_step_can_be_seen_the_card_says_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
+    @tf.function
+    def epoch(dataset: Any) -> Any:
+        total = tf.constant(0, tf.int64)
+        for batch in dataset:
+            total += tf.reduce_sum(batch)
+        return total
+
+    dataset = live(rows().take(40), **EAGER | {"show_card": True})
+    assert epoch(dataset) == epoch(rows().take(40))
+    dataset.close()
+    words = " ".join(capsys.readouterr().out.split())
+    assert "give it the iterator: step(iterator)" in words and "train longer" not in words

@@ -41,7 +41,8 @@ def windowed(
     Args:
         workers: that stage.
         current: results it may hold now.
-        low, high: fewest and most.
+        low: fewest.
+        high: most.
         knob: how the user writes the window.
     """
     window = f"{workers.name}.window"

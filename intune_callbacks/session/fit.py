@@ -63,7 +63,10 @@ class TunedFit:
             # It could be written when the callback was made; a training is not ended for want of a report.
             warn(f"InTune writes no files: run_dir={str(folder)!r}: {why}. Training goes on and is tuned all the same")
             folder = None
-        self.run_dir = folder / f"rank{rank}" if folder is not None and world > 1 else folder
+        if folder is not None and world > 1:
+            folder = folder / f"rank{rank}"
+        # The training may go to another folder before its end; the card names it as the user did.
+        self._named, self.run_dir = folder, None if folder is None else folder.absolute()
         self.frozen: str | None = None
         self.tuner: Tuner | None = None
         self.waited: str | None = None
@@ -185,7 +188,8 @@ class TunedFit:
             report = self.finish(note, together=show_card, hints=hints, **more)
             if report is not None:
                 if show_card and self.show_card and self.rank == 0:
-                    show(report, self.run_dir)
+                    is_there = self._named is not None and self._named.absolute() == self.run_dir
+                    show(report, self._named if is_there else self.run_dir)
                 return report.to_json()
         return {}
 

@@ -48,6 +48,12 @@ def told(inner: Any, fit: Told, place: int, owner: Any) -> tuple[Iterator[Any], 
     return fetches, fetches.token
 
 
+IN_A_GRAPH = (
+    "no step was seen: a compiled function that iterates over the dataset, or keeps its iterator, tells of none and "
+    "nothing is tuned; call it for each step, and give it the iterator: step(iterator)"
+)
+
+
 class Telling:
     """What both kinds of iterators do: tell of a fetch, and of their end."""
 
@@ -139,3 +145,11 @@ class Unseen:
         self._batches += batches
         self.batch_samples = round(samples / batches)
         return max(int(samples), int(batches))
+
+    def why_none(self, is_seen: int) -> tuple[str, ...]:
+        """Return what would let steps be seen, where there was none.
+
+        Args:
+            is_seen: zero where no step was.
+        """
+        return () if is_seen or self._pipeline is None else (IN_A_GRAPH,)
