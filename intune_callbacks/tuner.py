@@ -86,7 +86,7 @@ class Tuner:
         if self.frozen is not None:
             return None
         try:
-            if not self._pace.is_due(totals):
+            if not self._pace.is_due(totals, getattr(self._pipeline, "is_growing", False)):
                 return None
             if self._pace.is_measuring:
                 return self._turn(totals, exposed_wait_s)

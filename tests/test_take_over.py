@@ -75,10 +75,11 @@ def take_over(folder: Path, method: str, items: int) -> None:
     (folder / "closed").touch()
     assert pipeline.resize({"load": 3, "load.window": 6}) == {"load": 3, "load.window": 6}
     got += [next(iterator).tolist() for _ in range(20)]  # five times what stock workers have in flight
-    assert iterator.engine is None and len(iterator.pool.pids) == 2
+    assert iterator.engine is None and len(iterator.pool.pids) == 2 and pipeline.is_growing
     (folder / "closed").unlink()
     until(lambda: iterator.engine is not None and iterator.engine.delivered > 0, iterator, got)
     until(lambda: iterator.engine.workers == 3 and not iterator.pool.starting, iterator, got)
+    until(lambda: not pipeline.is_growing, iterator, got)
 
     (folder / "closed").touch()
     pipeline.resize({"load": 5, "load.window": 10})

@@ -10,7 +10,7 @@ from fakes import FakeLoop, FakeMachine, FakePipeline, Work, observation
 from test_tuner import Script, starved, tuner_of
 
 from intune_callbacks.measure.steady import Round, round_of
-from intune_callbacks.types import PipelineStats, Stage, StageRates, StageStats
+from intune_callbacks.types import Allocation, PipelineStats, Stage, StageRates, StageStats
 
 
 def test_no_decision_before_warm_up_and_then_at_the_configured_pace() -> None:
@@ -49,6 +49,46 @@ def test_a_slow_pipeline_is_tuned_after_some_batches_and_not_after_the_usual_num
     later = decisions[decisions.index(first) + 1 :]
     assert later
     assert all(d.observation.batches >= 5 for d in later)
+
+
+class Growing(FakePipeline):
+    """Its workers come seconds after they were asked for, and the model is slower while they are started."""
+
+    start_s, until_s = 3.0, 0.0
+
+    @property
+    def is_growing(self) -> bool:
+        return self.machine.now_s < self.until_s
+
+    def resize(self, allocation: Allocation) -> Allocation:
+        applied = super().resize(allocation)
+        self.until_s = self.machine.now_s + self.start_s
+        return applied
+
+
+class SlowStart(FakeLoop):
+    def step(self) -> None:
+        pipeline, wanted = self.pipeline, self.pipeline.values["decode"]
+        if pipeline.is_growing:  # type: ignore[attr-defined]
+            pipeline.values["decode"] = 1
+            pipeline.machine.now_s += 0.02
+        super().step()
+        pipeline.values["decode"] = wanted
+
+
+@pytest.mark.parametrize(("start_s", "waits"), [(3.0, True), (40.0, False)])
+def test_a_trial_is_judged_once_its_workers_can_compute(start_s: float, waits: bool) -> None:
+    """On a crowded machine one of three fits went back to one worker for good, judged while fifteen were started."""
+    pipeline = Growing({"decode": Work(0.1, cv=0.2)}, FakeMachine(), depth=2)
+    pipeline.start_s = start_s
+    decisions = SlowStart(pipeline).run(tuner_of(pipeline), seconds=60.0)
+    change = next(at for at, d in enumerate(decisions) if d.applied)
+    took_s = decisions[change + 1].observation.at_s - decisions[change].observation.at_s
+    if waits:
+        assert took_s > start_s and decisions[-1].after["decode"] >= 6
+        assert all("back" not in d.reason for d in decisions)
+    else:  # nobody looks at the memory meanwhile
+        assert took_s < 15.0
 
 
 class Lockstep(FakeLoop):

@@ -20,6 +20,9 @@ choice: of a longer one the first batches are few."""
 FIRST_BATCHES, FIRST_S = 4, 2.0
 """The first window of a pipeline so slow ends sooner: until then nothing is tuned, and much is to be gained. A
 choice: four batches are the fewest whose mean says something."""
+LONGEST_START_S = 10.0
+"""Workers that are still being started are waited for at most so long: meanwhile nobody looks at the memory. A choice:
+forks are over by then also on a crowded machine."""
 ROUNDS, LONGEST_ROUND_S = 1.25, 2.0
 """A round is not waited for any more when it takes so many times as long as expected, or so long, in seconds: measured,
 see "Costs" in docs/adr/0018-a-window-holds-a-round.md."""
@@ -44,6 +47,7 @@ class Pace:
     def __init__(self, config: TunerConfig) -> None:
         steps, least_s, slow_s = config.decide_every_batches, config.decide_every_s, max(1.0, config.decide_every_s)
         self._settle_slow_s, self._longest_round_s = slow_s, LONGEST_ROUND_S * slow_s
+        self._longest_start_s = LONGEST_START_S * slow_s
         self._decision = _Gate(steps, least_s, ((2, 10.0 * slow_s),))
         self._first = replace(self._decision, slow=((2, 10.0 * slow_s), (FIRST_BATCHES, FIRST_S * slow_s)))
         # A trial is looked at sooner: it may cost.
@@ -62,11 +66,18 @@ class Pace:
         """True once the warm-up is over."""
         return self._gate is not self._warm_up
 
-    def is_due(self, totals: StepTotals) -> bool:
-        """Return True when the present phase is over."""
+    def is_due(self, totals: StepTotals, is_growing: bool = False) -> bool:
+        """Return True when the present phase is over.
+
+        Args:
+            totals: the step timer's totals.
+            is_growing: workers that were asked for cannot compute yet: a resize goes on settling.
+        """
         gate = self._gate
         steps = totals.steps - self._steps
         active_s = totals.wait_s + totals.model_s - self._active_s
+        if is_growing and not self.is_measuring and active_s < self._longest_start_s:
+            return False
         if steps < self._round.batches and active_s < min(ROUNDS * self._round.seconds, self._longest_round_s):
             return False
         regular = steps >= gate.steps and active_s >= gate.active_s

@@ -84,6 +84,11 @@ class Combined:
         return "; ".join(filter(None, (getattr(part, "why_not", "") for part in self._parts.values())))
 
     @property
+    def is_growing(self) -> bool:
+        """True while workers that were asked for cannot compute yet."""
+        return any(getattr(part, "is_growing", False) for part in self._parts.values())
+
+    @property
     def late_hints(self) -> tuple[Hint, ...]:
         """What is odd about them and has shown while they ran."""
         return tuple(

@@ -116,6 +116,11 @@ class ElasticMap(Generic[Y]):
         return self._threads.wanted
 
     @property
+    def is_starting(self) -> bool:
+        """True while a worker process cannot compute yet."""
+        return self._threads.starting > 0
+
+    @property
     def window(self) -> int:
         """Results that may be finished or in progress ahead of the next one to be delivered."""
         return self._line.window

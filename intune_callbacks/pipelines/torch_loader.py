@@ -148,6 +148,15 @@ class MapLoader:
         """Why the last wanted numbers are not in force, empty if they are."""
         return self._engines.why_not
 
+    @property
+    def is_growing(self) -> bool:
+        """True while workers that were asked for cannot compute yet."""
+        iterator, engines = self._iterator(), self._engines
+        if iterator is None or iterator.has_ended or engines.is_stock or self._closed:
+            return False
+        engine = iterator.engine
+        return engine is None or engine.workers < engines.workers or engine.is_starting
+
     def stages(self) -> tuple[Stage, ...]:
         engines, low = self._engines, min(1, self._loader.num_workers)
         limits = low, self._high, engines.workers
