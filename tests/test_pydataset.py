@@ -173,6 +173,20 @@ def test_the_contract_of_a_pipeline(kind: str) -> None:
     assert not threads_of_ours() and not multiprocessing.active_children()
 
 
+def test_it_says_that_workers_which_were_asked_for_are_still_to_come() -> None:
+    pipeline, ours = live_of(stock_of(Counting(None), 4), None, "process")
+    ours.start()
+    batches = ours.get()
+    next(batches)
+    pipeline.resize({"load": 6})
+    assert pipeline.is_growing
+    until_s = time.monotonic() + 60.0
+    while pipeline.is_growing and time.monotonic() < until_s:
+        next(batches)
+    assert not pipeline.is_growing and len(multiprocessing.active_children()) >= 6
+    pipeline.close()
+
+
 @pytest.mark.parametrize("kind", ["thread", "process"])
 @pytest.mark.parametrize("steps", [None, 7])
 def test_a_dataset_without_workers_of_its_own(kind: str, steps: int | None) -> None:

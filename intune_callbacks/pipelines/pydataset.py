@@ -132,6 +132,12 @@ class PyDatasetPipeline:
         reading = self._counters.reading(0, self.window + WAITING) if run is None else run.engine.stats()
         return PipelineStats(self._clock.wall(), self.delivered, {WORKERS: reading})
 
+    @property
+    def is_growing(self) -> bool:
+        """True while workers that were asked for cannot compute yet."""
+        engine = None if self._run is None else self._run.engine
+        return engine is not None and (engine.workers < self.workers or engine.is_starting)
+
     def resize(self, allocation: Mapping[str, int]) -> Allocation:
         wanted = clamp(allocation, self.stages())
         before = self.workers, self.window
