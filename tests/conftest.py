@@ -11,7 +11,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -109,12 +108,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.campaign)
         if name in CORE:
             item.add_marker(pytest.mark.core)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out what would begin too late."""
-    if time.time() > float(os.environ.get("INTUNE_TEST_UNTIL", "inf")):
-        pytest.skip("there is no time left for it")
 
 
 @pytest.fixture(scope="session")
