@@ -116,14 +116,17 @@ class ElasticMap(Generic[Y]):
         return self._threads.wanted
 
     @property
-    def is_starting(self) -> bool:
-        """True while a worker process cannot compute yet."""
-        return self._threads.starting > 0
-
-    @property
     def window(self) -> int:
         """Results that may be finished or in progress ahead of the next one to be delivered."""
         return self._line.window
+
+    def is_growing(self, wanted: int) -> bool:
+        """Return whether there is something left to compute for workers that cannot compute yet.
+
+        Args:
+            wanted: workers that were asked for.
+        """
+        return not self._line.exhausted and (self.workers < wanted or self._threads.starting > 0)
 
     def resize(self, workers: int | None = None, window: int | None = None) -> None:
         """Change one or both numbers at once; callable at any moment, from any thread.

@@ -135,8 +135,7 @@ class PyDatasetPipeline:
     @property
     def is_growing(self) -> bool:
         """True while workers that were asked for cannot compute yet."""
-        engine = None if self._run is None else self._run.engine
-        return engine is not None and (engine.workers < self.workers or engine.is_starting)
+        return self._run is not None and self._run.engine.is_growing(self.workers)
 
     def resize(self, allocation: Mapping[str, int]) -> Allocation:
         wanted = clamp(allocation, self.stages())

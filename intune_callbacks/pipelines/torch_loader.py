@@ -154,8 +154,10 @@ class MapLoader:
         iterator, engines = self._iterator(), self._engines
         if iterator is None or iterator.has_ended or engines.is_stock or self._closed:
             return False
-        engine = iterator.engine
-        return engine is None or engine.workers < engines.workers or engine.is_starting
+        engine, pool = iterator.engine, iterator.pool
+        if engine is None:
+            return pool is not None and pool.starting > 0
+        return engine.is_growing(engines.workers)
 
     def stages(self) -> tuple[Stage, ...]:
         engines, low = self._engines, min(1, self._loader.num_workers)
