@@ -237,7 +237,8 @@ def test_a_container_that_shrinks_under_load(
         for d in decisions
         if (d.observation.resources.cpus, d.observation.resources.memory_limit_bytes) == (float(least[0]), least[1])
     ]
-    assert shrunk or moment == "end"  # where workers are still being started, nothing is decided in so few batches
+    # Up to twelve children for a loader that had none are still being started by the eight last batches, of 2 ms each.
+    assert shrunk or (moment == "end" and name == "DataLoader, from 0")
     assert moment == "first" or len(shrunk) < len(decisions)
     workers = [s.name for s in decisions[-1].observation.stages if s.kind == "cpu"]
     for decision in shrunk:
