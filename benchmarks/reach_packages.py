@@ -65,7 +65,7 @@ def mosaic(rows: int) -> Any:
 
 
 def webdataset(rows: int) -> Any:
-    """A webdataset of tar files, decoded by `.map`, which InTune cannot give to helpers."""
+    """A webdataset of tar files, decoded by `.map_dict`."""
     import webdataset as package
 
     folder = Path(tempfile.mkdtemp())
@@ -74,7 +74,8 @@ def webdataset(rows: int) -> Any:
             for index in range(shard, rows, SHARDS):
                 writer.write({"__key__": f"{index:06d}", "x.npy": _row(index, rows)})
     urls = str(folder / f"s-{{0000..{SHARDS - 1:04d}}}.tar")
-    data = package.WebDataset(urls, shardshuffle=False, empty_check=False).decode().rename(x="x.npy").map(decoded)
+    data = package.WebDataset(urls, shardshuffle=False, empty_check=False).decode().rename(x="x.npy")
+    data = data.map_dict(x=lambda x: decoded({"x": x})["x"])
     return package.WebLoader(data, batch_size=BATCH, num_workers=FEW_WORKERS)
 
 
@@ -90,7 +91,7 @@ def datasets_table(rows: int) -> Any:
 
 
 def datasets_stream(rows: int) -> Any:
-    """A stream of Hugging Face's `datasets` with a `.map`, which InTune cannot give to helpers."""
+    """A stream of Hugging Face's `datasets`, decoded by `.map`."""
     import datasets as package
 
     def numbered(shards: Any) -> Any:

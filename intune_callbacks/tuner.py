@@ -64,7 +64,7 @@ class Tuner:
         self._stages: tuple[Stage, ...] = ()
         self._carried: Allocation = {}
         self._past: list[dict[str, Any]] = []
-        self._pace, self._round = Pace(config), NO_ROUND
+        self._pace, self._round = Pace(config, self._probe), NO_ROUND
 
     @property
     def is_warm(self) -> bool:

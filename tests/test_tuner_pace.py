@@ -87,8 +87,28 @@ def test_a_trial_is_judged_once_its_workers_can_compute(start_s: float, waits: b
     if waits:
         assert took_s > start_s and decisions[-1].after["decode"] >= 6
         assert all("back" not in d.reason for d in decisions)
-    else:  # nobody looks at the memory meanwhile
+    else:
         assert took_s < 15.0
+
+
+class Hungry(SlowStart):
+    """Workers that are being started take memory."""
+
+    def step(self) -> None:
+        super().step()
+        machine = self.pipeline.machine
+        if self.pipeline.is_growing and machine.memory_used_bytes < 0.95 * machine.memory_limit_bytes:  # type: ignore[attr-defined]
+            machine.memory_used_bytes += machine.memory_limit_bytes // 20
+
+
+def test_memory_is_looked_at_while_workers_are_started() -> None:
+    pipeline = Growing({"decode": Work(0.1, cv=0.2)}, FakeMachine(), depth=2)
+    pipeline.start_s = 9.0
+    decisions = Hungry(pipeline).run(tuner_of(pipeline), seconds=30.0)
+    change = next(at for at, d in enumerate(decisions) if d.applied)
+    less = decisions[change + 1]
+    assert less.applied and "memory" in less.reason
+    assert less.observation.at_s - decisions[change].observation.at_s < 6.0
 
 
 class Lockstep(FakeLoop):

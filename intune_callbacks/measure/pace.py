@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.measure.steady import NO_ROUND, Round
 from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.types import Probe
 
 __all__ = ["Pace"]
 
@@ -21,8 +22,8 @@ FIRST_BATCHES, FIRST_S = 4, 2.0
 """The first window of a pipeline so slow ends sooner: until then nothing is tuned, and much is to be gained. A
 choice: four batches are the fewest whose mean says something."""
 LONGEST_START_S = 10.0
-"""Workers that are still being started are waited for at most so long: meanwhile nobody looks at the memory. A choice:
-forks are over by then also on a crowded machine."""
+"""Workers that are still being started are waited for at most so long. A choice: forks are over by then also on a
+crowded machine."""
 ROUNDS, LONGEST_ROUND_S = 1.25, 2.0
 """A round is not waited for any more when it takes so many times as long as expected, or so long, in seconds: measured,
 see "Costs" in docs/adr/0018-a-window-holds-a-round.md."""
@@ -41,10 +42,13 @@ class Pace:
     """Warm-up, then windows of at least `decide_every_s` and `decide_every_batches`, each resize left time to act.
 
     Args:
-        config: `warmup_batches`, `decide_every_s` and `decide_every_batches` are used.
+        config: `warmup_batches`, `decide_every_s`, `decide_every_batches` and `memory_soft_limit` are used.
+        probe: asked for the memory while workers are being started, when nobody else asks.
     """
 
-    def __init__(self, config: TunerConfig) -> None:
+    def __init__(self, config: TunerConfig, probe: Probe) -> None:
+        self._probe, self._soft_limit, self._ask_every_s = probe, config.memory_soft_limit, config.decide_every_s
+        self._ask_at_s, self._is_short = 0.0, False
         steps, least_s, slow_s = config.decide_every_batches, config.decide_every_s, max(1.0, config.decide_every_s)
         self._settle_slow_s, self._longest_round_s = slow_s, LONGEST_ROUND_S * slow_s
         self._longest_start_s = LONGEST_START_S * slow_s
@@ -76,7 +80,7 @@ class Pace:
         gate = self._gate
         steps = totals.steps - self._steps
         active_s = totals.wait_s + totals.model_s - self._active_s
-        if is_growing and not self.is_measuring and active_s < self._longest_start_s:
+        if is_growing and not self.is_measuring and active_s < self._longest_start_s and not self._is_full(totals):
             return False
         if steps < self._round.batches and active_s < min(ROUNDS * self._round.seconds, self._longest_round_s):
             return False
@@ -84,6 +88,13 @@ class Pace:
         if regular and self.is_measuring and totals.epochs > 1 and totals.epoch_batches > 0:
             regular = self._is_whole(steps, active_s, totals.epoch_batches)
         return regular or any(steps >= least and active_s >= least_s for least, least_s in gate.slow)
+
+    def _is_full(self, totals: StepTotals) -> bool:
+        """Return whether memory was above the soft limit when last asked for: then a decision must not wait."""
+        if totals.wall_s >= self._ask_at_s:
+            self._ask_at_s, seen = totals.wall_s + self._ask_every_s, self._probe.read()
+            self._is_short = seen.memory_used_bytes > self._soft_limit * seen.memory_limit_bytes > 0.0
+        return self._is_short
 
     def _is_whole(self, steps: int, active_s: float, epoch_batches: int) -> bool:
         """Return whether `steps` are as many as those of whole epochs, where epochs are short."""

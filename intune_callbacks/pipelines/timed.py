@@ -28,19 +28,24 @@ class TimedIterator:
 
     def __init__(self, inner: Iterator[Any], owner: Owner) -> None:
         self._inner, self._owner = inner, owner
-        self._followed = Followed(owner.delivery, inner)
+        followed = Followed(owner.delivery, inner)
+        self._followed = followed if followed.is_known else None
 
     def __iter__(self) -> TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        inner, followed = self._inner, self._followed
+        inner, owner, followed = self._inner, self._owner, self._followed
+        if followed is None:
+            batch = owner.watch.fetch(inner)
+            owner.delivered += 1
+            return batch
         try:
-            batch = self._owner.watch.fetch(inner)
+            batch = owner.watch.fetch(inner)
         except BaseException as error:
             followed.stopped(inner, error)
             raise
-        self._owner.delivered += 1
+        owner.delivered += 1
         followed.delivered(inner)
         followed.sent(inner)
         return batch
@@ -49,7 +54,8 @@ class TimedIterator:
         """Begin the next epoch with the same workers, as a DataLoader asks of the iterator it keeps."""
         self._inner._reset(loader, first_iter)  # type: ignore[attr-defined]
         self._owner.watch.begin(self._inner)
-        self._followed.sent(self._inner)
+        if self._followed is not None:
+            self._followed.sent(self._inner)
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]

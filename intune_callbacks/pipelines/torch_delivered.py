@@ -135,11 +135,14 @@ class Followed:
     Args:
         delivery: what is learned is for it.
         iterator: not held; anything but a multiprocess iterator of torch's is left alone.
+
+    Attributes:
+        is_known: True for such an iterator.
     """
 
     def __init__(self, delivery: Delivery, iterator: Any) -> None:
         self._delivery = delivery
-        self._is_known = all(hasattr(iterator, name) for name in READ)
+        self.is_known = all(hasattr(iterator, name) for name in READ)
         self._epoch: Epoch | None = None
         self.sent(iterator)
 
@@ -189,7 +192,7 @@ class Followed:
 
     def _of(self, iterator: Any) -> Epoch | None:
         """Return the epoch that the iterator is in, where it is followed."""
-        if not self._is_known:
+        if not self.is_known:
             return None
         epoch = self._epoch
         if epoch is None or epoch.status is not iterator._workers_status:

@@ -1,9 +1,12 @@
-"""Datasets of public packages whose last step is known: in a worker it is given to `later`; the user writes nothing."""
+"""Datasets of public packages whose last steps are known: in a worker they are given to `later`; the user writes nothing."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,6 +15,9 @@ from intune_callbacks.pipelines.later import later
 __all__ = ["hook_of"]
 
 KEPT = "_intune_transform"
+
+# webdataset's stages that make one sample of each, or raise; `map` leaves out a sample for which it gets None.
+ONE_TO_ONE = ("_decode", "_rename", "_map_dict", "_to_tuple", "_map_tuple")
 
 
 def hook_of(dataset: Any) -> Callable[[], None] | None:
@@ -24,6 +30,11 @@ def hook_of(dataset: Any) -> Callable[[], None] | None:
         return partial(_hook_mosaic, dataset)
     if _is_of(dataset, "litdata.streaming.dataset", "StreamingDataset", "__iter__", "__next__", "__getitem__"):
         return partial(_hook_litdata, dataset) if "transform" in vars(dataset) else None
+    own = "__iter__", "_iter_pytorch", "_prepare_ex_iterable_for_iteration"
+    if _is_of(dataset, "datasets.iterable_dataset", "IterableDataset", *own):
+        return partial(_hook_datasets, dataset) if _mapped(dataset._ex_iterable) else None
+    if _is_of(dataset, "webdataset.pipeline", "DataPipeline", "__iter__", "iterator", "iterator1", "invoke"):
+        return partial(_hook_webdataset, dataset) if _last_stages(dataset.pipeline) else None
     return None
 
 
@@ -32,7 +43,41 @@ def _is_of(dataset: Any, module: str, name: str, *own: str) -> bool:
     kind, given = getattr(sys.modules.get(module), name, None), type(dataset)
     if not isinstance(kind, type) or not issubclass(given, kind):
         return False
-    return all(getattr(given, method, None) is getattr(kind, method, None) for method in own)
+    methods = [(getattr(given, method, None), getattr(kind, method, None)) for method in own]
+    return all(mine is theirs is not None for mine, theirs in methods)
+
+
+class Steps:
+    """The last steps of a package's pipeline, which make one sample of each, for one sample at a time.
+
+    Args:
+        chain: samples -> what becomes of them, lazily.
+    """
+
+    def __init__(self, chain: Callable[[Iterator[Any]], Any]) -> None:
+        self._chain, self._given = chain, list[Any]()
+        self._made: Iterator[Any] | None = None
+
+    def __call__(self, raw: Any) -> Any:
+        self._given.append(raw)
+        try:
+            if self._made is None:
+                self._made = iter(self._chain(self._source()))
+            return next(self._made)
+        except BaseException:
+            self._made, self._given = None, []
+            raise
+
+    def _source(self) -> Iterator[Any]:
+        while self._given:
+            yield self._given.pop()
+
+
+# Of the dataset in this process.
+_steps: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionary()
+
+
+# -- MosaicML --------------------------------------------------------------------------------------------------------
 
 
 def _hook_mosaic(dataset: Any) -> None:
@@ -43,6 +88,9 @@ def _hook_mosaic(dataset: Any) -> None:
 @later
 def _mosaic(dataset: Any, index: Any) -> Any:
     return type(dataset).__getitem__(dataset, index)
+
+
+# -- LitData ---------------------------------------------------------------------------------------------------------
 
 
 def _hook_litdata(dataset: Any) -> None:
@@ -56,3 +104,126 @@ def _litdata(dataset: Any, item: Any) -> Any:
     for step in steps if isinstance(steps, list) else [steps]:
         item = step(item)
     return item
+
+
+# -- Hugging Face `datasets`: the calls of `.map` behind everything else, and the format ---------------------------------
+
+
+def _mapped(top: Any) -> list[Any]:
+    """Return the `.map` of single examples that come last, the last one first."""
+    kind, found = getattr(sys.modules["datasets.iterable_dataset"], "MappedExamplesIterable", None), []
+    while type(top) is kind and not (
+        (top.batched or top.with_indices or top.iter_arrow or inspect.iscoroutinefunction(top.function))
+        or getattr(top, "decoding_pool", None) is not None
+    ):
+        found.append(top)
+        top = top.ex_iterable
+    return found
+
+
+def _in_format(prepared: Any) -> tuple[Any, ...]:
+    """Return what sets the format of examples, if anything does, and what is below."""
+    kind = getattr(sys.modules["datasets.iterable_dataset"], "FormattedExamplesIterable", None)
+    return (prepared, prepared.ex_iterable) if type(prepared) is kind else (prepared,)
+
+
+def _hook_datasets(dataset: Any) -> None:
+    vars(dataset)["_prepare_ex_iterable_for_iteration"] = partial(_prepared, dataset)
+
+
+def _prepared(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place of the dataset's own `_prepare_ex_iterable_for_iteration`, which `__iter__` begins with."""
+    prepared = type(dataset)._prepare_ex_iterable_for_iteration(dataset, *args, **kwargs)
+    # Of several nodes each may take every so many examples of what has been mapped: then the map is not the end.
+    return Ends(dataset, prepared) if _mapped(_in_format(prepared)[-1]) else prepared
+
+
+class Ends:
+    """What `datasets` iterates over, its last maps given to `later`.
+
+    Args:
+        dataset: whose.
+        ex_iterable: what it has prepared, and so named there: it is looked for by that name.
+    """
+
+    def __init__(self, dataset: Any, ex_iterable: Any) -> None:
+        self._dataset, self.ex_iterable = dataset, ex_iterable
+
+    def __iter__(self) -> Iterator[Any]:
+        maps = _mapped(_in_format(self.ex_iterable)[-1])
+        _steps[self._dataset] = _steps_of(self.ex_iterable)
+        for key, example in maps[-1].ex_iterable:
+            yield key, _datasets(self._dataset, example)
+
+    def shard_data_sources(self, *args: Any, **kwargs: Any) -> Ends:
+        return Ends(self._dataset, self.ex_iterable.shard_data_sources(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_dataset", "ex_iterable"):  # not there yet: a copy is being made
+            raise AttributeError(name)
+        return getattr(self.ex_iterable, name)
+
+
+def _steps_of(prepared: Any) -> Steps:
+    *format_, top = _in_format(prepared)
+
+    def chain(source: Iterator[Any]) -> Iterator[Any]:
+        below: Any = ((0, example) for example in source)
+        for step in (*reversed(_mapped(top)), *format_):
+            step = copy.copy(step)
+            step.ex_iterable, step._state_dict = below, None
+            below = step
+        return (example for _, example in below)
+
+    return Steps(chain)
+
+
+@later
+def _datasets(dataset: Any, example: Any) -> Any:
+    if dataset not in _steps:
+        _steps[dataset] = _steps_of(type(dataset)._prepare_ex_iterable_for_iteration(dataset))
+    return _steps[dataset](example)
+
+
+# -- webdataset ------------------------------------------------------------------------------------------------------
+
+
+def _last_stages(pipeline: list[Any]) -> list[Any]:
+    """Return the stages at the end that make one sample of each."""
+    filters, first = sys.modules["webdataset.filters"], len(pipeline)
+    known = [getattr(filters, name, None) for name in ONE_TO_ONE]
+    while first > 1:
+        stage = pipeline[first - 1]
+        if type(stage) is not filters.FilterFunction or stage.f not in known:
+            break
+        if stage.kw.get("handler", filters.reraise_exception) is not filters.reraise_exception:
+            break  # it leaves out what fails
+        first -= 1
+    return pipeline[first:]
+
+
+def _hook_webdataset(dataset: Any) -> None:
+    stages = _last_stages(dataset.pipeline)
+    _steps[dataset] = _steps_in(stages)
+    dataset.pipeline = [*dataset.pipeline[: -len(stages)], partial(_each, dataset)]
+
+
+def _each(dataset: Any, source: Iterator[Any]) -> Iterator[Any]:
+    return (_webdataset(dataset, sample) for sample in source)
+
+
+def _steps_in(stages: list[Any]) -> Steps:
+    def chain(source: Iterator[Any]) -> Iterator[Any]:
+        for stage in stages:
+            source = stage(source)
+        return source
+
+    return Steps(chain)
+
+
+@later
+def _webdataset(dataset: Any, sample: Any) -> Any:
+    if dataset not in _steps:
+        _steps[dataset] = _steps_in(_last_stages(dataset.pipeline))
+    # A stage may write into it, and what is sent elsewhere is to be as it came.
+    return _steps[dataset](dict(sample) if type(sample) is dict else sample)

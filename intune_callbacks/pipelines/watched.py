@@ -27,9 +27,9 @@ BLOCKED_S = 0.0005
 # What a round of the workers counts once the next one is over. A choice: some four rounds are followed.
 REMEMBERED = 0.75
 
-# In steps shorter than this the thread's CPU clock is read around one fetch in eight: a look at it takes 2 us in a
+# In steps shorter than this the CPU clock of the thread is read around one fetch in 16: a look at it takes 2 to 6 us in a
 # running loop, as long as such a fetch (measured).
-QUICK_S, QUICK_UNREAD = 0.0005, 7
+QUICK_S, QUICK_UNREAD = 0.0005, 15
 # What psutil raises: its own errors, and the system's where /proc lacks files or no more files may be open.
 UNREAD = (psutil.Error, OSError)
 
