@@ -140,7 +140,6 @@ def test_an_error_in_a_step_is_the_loaders(make: Callable[..., Any], tmp_path: P
 
     def failing(folder: Path) -> Any:
         if make is webdataset:
-            package = pytest.importorskip("webdataset.filters")
             data = tars(folder).decode().rename(x="a.npy", y="b.cls")
             return data.map_dict(y=lambda y: fails({"y": y})["y"], x=lambda x: twice({"x": x})).to_tuple("x", "y")
         return streamed().map(fails).map(lambda example: {"x": twice(example)})

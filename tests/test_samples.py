@@ -25,6 +25,16 @@ def test_samples_are_counted_wherever_the_tensor_is() -> None:
     assert Samples().count(None) == 1
 
 
+def test_later_batches_are_counted_where_the_first_was() -> None:
+    samples = Samples(None)
+    assert [samples.count(batch) for batch in ([THREE, 1], [THREE[:2], 1], ["ab", THREE], {"x": THREE}, THREE[:1])] == [
+        *(3, 2, 3, 3, 1)
+    ]
+    for nothing in ("abc", {"text": "abc", "more": "abcd"}, object()):
+        samples = Samples(None)
+        assert [samples.count(nothing) for _ in range(3)] == [1, 1, 1]
+
+
 def detected(size: int) -> dict[str, Any]:
     return {"image": torch.zeros(3, 5, 5), "height": size, "file_name": "a.jpg"}
 

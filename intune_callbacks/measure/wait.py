@@ -58,6 +58,7 @@ class StepTimer:
 
     Attributes:
         batches: delivered so far.
+        last_s: when the loop last asked for a batch, had one, or paused, by the clock; 0.0 before.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -68,7 +69,7 @@ class StepTimer:
         self.batches = self._epochs = 0
         self._is_starting = True
         self._start: float | None = None
-        self._last = self._first_batch_s = 0.0
+        self.last_s = self._first_batch_s = 0.0
         self._seams_before_s = self._epoch_start_s = 0.0
         self._batches_before = self._epoch_batches = 0
 
@@ -136,7 +137,7 @@ class StepTimer:
         """
         beyond_s, steps = 0.0, self.batches - 1
         if self._state == _MODEL and steps > 0:
-            open_s, mean_s = self._now() - self._last, self._spent[_MODEL] / steps
+            open_s, mean_s = self._now() - self.last_s, self._spent[_MODEL] / steps
             beyond_s = open_s - mean_s if open_s > OVER * mean_s else 0.0
         self.pause()
         self._spent[_MODEL] -= beyond_s
@@ -158,7 +159,7 @@ class StepTimer:
             return StepTotals()
         now = self._now()
         spent = self._spent.copy()
-        spent[self._state] += now - self._last
+        spent[self._state] += now - self.last_s
         return StepTotals(
             steps=max(self.batches - 1, 0),
             wait_s=spent[_WAIT] + spent[_SEAM],
@@ -179,14 +180,14 @@ class StepTimer:
             self._epoch_start_s = seams_s - self._seams_before_s
             self._epoch_batches = batches - self._batches_before
         elif self._start is not None:
-            self._first_batch_s = self._last - self._start
+            self._first_batch_s = self.last_s - self._start
         self._epochs += 1
         self._seams_before_s, self._batches_before = seams_s, batches
 
     def _enter(self, state: int) -> None:
         now = self._now()
         if self._start is None:
-            self._start = self._last = now
-        self._spent[self._state] += now - self._last
-        self._last = now
+            self._start = self.last_s = now
+        self._spent[self._state] += now - self.last_s
+        self.last_s = now
         self._state = state

@@ -1,4 +1,4 @@
-"""Datasets of public packages whose last steps are known: in a worker they are given to `later`; the user writes nothing."""
+"""Datasets of public packages whose last steps are known: in a worker they are given to `later`, without a word."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _litdata(dataset: Any, item: Any) -> Any:
     return item
 
 
-# -- Hugging Face `datasets`: the calls of `.map` behind everything else, and the format ---------------------------------
+# -- Hugging Face `datasets`: the calls of `.map` behind everything else, and the format -----------------------------
 
 
 def _mapped(top: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -27,9 +27,9 @@ BLOCKED_S = 0.0005
 # What a round of the workers counts once the next one is over. A choice: some four rounds are followed.
 REMEMBERED = 0.75
 
-# In steps shorter than this the CPU clock of the thread is read around one fetch in 16: a look at it takes 2 to 6 us in a
-# running loop, as long as such a fetch (measured).
-QUICK_S, QUICK_UNREAD = 0.0005, 15
+# In steps shorter than this the thread's CPU clock is read around one fetch in 16: a look at it takes 2 to 6 us in a
+# running loop (measured).
+QUICK_S, QUICK_UNREAD = 0.002, 15
 # What psutil raises: its own errors, and the system's where /proc lacks files or no more files may be open.
 UNREAD = (psutil.Error, OSError)
 
@@ -71,6 +71,8 @@ class Watch:
         self._quick, self._cpu_frac, self._thread_cpu_s = 0, 1.0, 0.0
         self._memory = WorkerMemory()
         self.startup_s = 0.0
+        self.fetch: Callable[[Iterator[Any]], Any] = self._fetch_from_workers if workers else self._fetch_here
+        """Returns the next batch of an iterator."""
 
     def begin(self, iterator: Any) -> None:
         """From now on batches come from `iterator`, which has just been made or is already running."""
@@ -90,10 +92,8 @@ class Watch:
             counters.cpu_s = max(counters.cpu_s, min(whole_s, counters.busy_s))
         self._running, self._processes, self._cpu_s, self._unread = None, [], None, 0
 
-    def fetch(self, iterator: Iterator[Any]) -> Any:
-        """Return the next batch of `iterator`."""
-        if not self._workers:
-            return self._fetch_here(iterator)
+    def _fetch_from_workers(self, iterator: Iterator[Any]) -> Any:
+        """Return the next batch, which the workers of `iterator` compute."""
         wall, counters, last_s = self._clock.wall, self.counters, self._last_s
         begin_s = wall()
         batch = next(iterator)

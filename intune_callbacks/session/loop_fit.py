@@ -273,7 +273,9 @@ class Fit(TunedFit):
                 self.tuner.expect(length, batches)
 
     def _step_over(self) -> None:
-        if self.tuner is not None and self.frozen is None and self._timer.batches and self.is_look_due():
+        timer = self._timer  # whose last fetch says without a look at the clock that it is too early
+        is_late = timer.last_s >= self._next_look_s and timer.batches > 0
+        if is_late and self.tuner is not None and self.frozen is None and self.is_look_due():
             self._look()
 
     def _take_note(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = ["Samples", "batch_size_of"]
 
+CONTAINERS = (tuple, list, dict)
 DEEPEST = 4
 """How deep the samples of a batch are looked for. A choice: a batch is a dict of lists, or a tuple of those."""
 
@@ -22,29 +23,43 @@ class Samples:
 
     def __init__(self, batch_size: int | None = None) -> None:
         self._batch_size = batch_size
-        self._place: tuple[Hashable, ...] | None = None
-        self._is_new = batch_size is not None
+        self._place: tuple[Hashable, ...] = ()
+        self._kind: type | None = None
+        self._has_shape = False  # torch computes a tensor's `len` in Python
 
     def count(self, batch: Any) -> int:
         """Return the samples of a batch, 1 where nothing tells."""
         try:
-            return self._count(batch)
+            # Each batch comes here, and mostly as the first one did.
+            part = batch
+            for key in self._place:
+                part = part[key] if type(part) in CONTAINERS else None
+            samples = 0
+            if type(part) is self._kind:
+                samples = part.shape[0] if self._has_shape else len(part)
+        except Exception:  # a batch of another kind
+            samples = 0
+        if samples:
+            return samples
+        try:
+            return self._looked_for(batch)
         except Exception:  # anything may be a batch, also what raises when it is asked for its shape
             return self._batch_size or 1
 
-    def _count(self, batch: Any) -> int:
-        if self._is_new:
+    def _looked_for(self, batch: Any) -> int:
+        samples, place = _first_length(batch)
+        if self._kind is None:
+            self._kind, size = type(None), self._batch_size
             # The first batch is a whole one. Of a list of images the first tensor begins with the channels.
-            self._is_new = False
-            if self._batch_size is not None and _first_length(batch) != self._batch_size:
-                self._place = _place_of(batch, self._batch_size, DEEPEST)
-        if self._place is not None:
-            with suppress(Exception):  # a batch of another kind
-                part = batch
-                for key in self._place:
-                    part = part[key] if issubclass(type(part), (list, tuple, Mapping)) else None
-                return int(part.shape[0]) if hasattr(part, "shape") else len(part)
-        return _first_length(batch) or _said_by(batch) or self._batch_size or 1
+            elsewhere = _place_of(batch, size, DEEPEST) if size is not None and samples != size else None
+            if size is not None and elsewhere is not None:
+                samples, place = size, elsewhere
+            if samples:
+                self._place, part = place, batch
+                for key in place:
+                    part = part[key]
+                self._kind, self._has_shape = type(part), hasattr(part, "shape")
+        return samples or _said_by(batch) or self._batch_size or 1
 
 
 def batch_size_of(loader: Any) -> int | None:
@@ -76,19 +91,22 @@ def _said_by(value: Any) -> int | None:
     return None
 
 
-def _first_length(batch: Any) -> int:
-    if not isinstance(batch, (list, tuple)):
+def _first_length(batch: Any) -> tuple[int, tuple[Hashable, ...]]:
+    """Return the length of the first tensor that has one, and the keys that lead there; 0 where there is none."""
+    if isinstance(batch, (list, tuple)):
+        parts: Any = enumerate(batch)
+    else:
         shape = getattr(batch, "shape", None)
         if shape is not None:
-            return int(shape[0]) if len(shape) else 0
+            return int(shape[0]) if len(shape) else 0, ()
         if not isinstance(batch, Mapping):
-            return 0
-        batch = batch.values()
-    for part in batch:
-        length = _first_length(part)
+            return 0, ()
+        parts = batch.items()
+    for key, part in parts:
+        length, place = _first_length(part)
         if length:
-            return length
-    return 0
+            return length, (key, *place)
+    return 0, ()
 
 
 def _place_of(batch: Any, size: int, depth: int) -> tuple[Hashable, ...] | None:
