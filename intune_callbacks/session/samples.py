@@ -31,7 +31,7 @@ class Samples:
         """Return the samples of a batch, 1 where nothing tells."""
         try:
             # Each batch comes here, and mostly as the first one did.
-            part = batch
+            part: Any = batch
             for key in self._place:
                 part = part[key] if type(part) in CONTAINERS else None
             samples = 0
