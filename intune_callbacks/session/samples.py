@@ -24,14 +24,14 @@ class Samples:
     def __init__(self, batch_size: int | None = None) -> None:
         self._batch_size = batch_size
         self._place: tuple[Hashable, ...] = ()
-        self._kind: type | None = None
+        self._kind: Any = None
         self._has_shape = False  # torch computes a tensor's `len` in Python
 
     def count(self, batch: Any) -> int:
         """Return the samples of a batch, 1 where nothing tells."""
         try:
             # Each batch comes here, and mostly as the first one did.
-            part: Any = batch
+            part = batch
             for key in self._place:
                 part = part[key] if type(part) in CONTAINERS else None
             samples = 0
