@@ -27,7 +27,7 @@ HANG_S, FIT_LIMIT_S = 120, 1800
 MOST = 9
 """Largest number set: the pipelines are short, and what is ahead of the consumer should change all the time."""
 BACKENDS = ("tensorflow", "torch", "jax")
-FITS = Path(__file__).parents[1] / "tests" / "keras_runs.py"
+FITS = Path(__file__).parents[1] / "tests" / "keras_cases.py"
 
 
 def stress(kind: str, changes: int, seed: int) -> dict[str, Any]:

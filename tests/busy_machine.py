@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["slept", "three_attempts"]
+__all__ = ["eventually", "slept", "three_attempts"]
 
 
 def three_attempts(test: Callable[..., None]) -> Callable[..., None]:
@@ -28,6 +28,14 @@ def three_attempts(test: Callable[..., None]) -> Callable[..., None]:
         return test(*given, **named)
 
     return attempts
+
+
+def eventually(true: Callable[[], Any], within_s: float = 60.0) -> bool:
+    """Return whether something is so, or becomes so: longer than any machine stalls, and all goes well without it."""
+    until_s = time.monotonic() + within_s
+    while not true() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return bool(true())
 
 
 def slept(seconds: float) -> float:

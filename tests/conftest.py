@@ -7,11 +7,14 @@ Tiers: what is quick, in parallel, for everybody; ``timing``, which wants the ma
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,6 +27,9 @@ if os.environ.get("INTUNE_TEST_CORE"):
     # The same properties are tested with all examples where everything is installed.
     settings.register_profile("core", settings.get_profile("patient"), max_examples=20)
     settings.load_profile("core")
+
+# A test says itself in which mode it runs.
+os.environ.pop("INTUNE_MODE", None)
 
 # Before anybody imports torch: on small arrays and busy cores its threads mostly wait for each other (a test that
 # trains a small network took 74 s with two of them, 13 s with one).
@@ -44,9 +50,12 @@ CORE = {
     *("core", "missing_packages", "imports", "exports", "cli", "doctor", "check", "words", "elastic", "history"),
     *(
         "tuner",
+        "tuner_faults",
         "tuner_pace",
         "guard",
         "net",
+        "net_windows",
+        "permit",
         "policies",
         "agent_dqn",
         "weights",
@@ -108,6 +117,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.campaign)
         if name in CORE:
             item.add_marker(pytest.mark.core)
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Free the graphs that a test has left: each holds threads."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(params=["pytorch_lightning", "lightning.pytorch"])
+def namespace(request: pytest.FixtureRequest) -> Any:
+    """One class of Lightning's has two names."""
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have every number set anew at every look, by the tuner that is returned."""
+    from restless import Restless
+
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", Restless)
+    monkeypatch.setattr(Restless, "resizes", 0)
+    monkeypatch.setattr(Restless, "restored", 0)
+    return Restless
 
 
 @pytest.fixture(scope="session")

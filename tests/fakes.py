@@ -10,13 +10,23 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.measure.window import Window
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.record.history import Decision
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Allocation, Clock, Observation, PipelineStats, Resources, Stage, StageStats
+from intune_callbacks.types import (
+    Allocation,
+    Clock,
+    Observation,
+    PipelineStats,
+    Resources,
+    Stage,
+    StageRates,
+    StageStats,
+)
 
 MB = 1_000_000
 GB = 1_000_000_000
@@ -272,3 +282,11 @@ def observation(stages: Sequence[Stage], resources: Resources = MACHINE, **chang
     """Return an observation of nothing but these stages; any field can be given."""
     base = Observation(100, 100.0, 1.0, 10, 320, 10.0, 320.0, 0.5, 0.05, tuple(stages), {}, resources)
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def seen(current: int = 4, wait: float = 0.8, **more: Any) -> Observation:
+    """Return an observation of one stage `load`; any field can be given, and rates and start-up time of the stage."""
+    rates = more.pop("rates", StageRates(100, 1.0, 0.1, 0.001, 0.1, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    stage = Stage("load", "cpu", "workers", 0, 64, current, startup_s=more.pop("startup_s", 0.0))
+    known = {"wait_frac": wait, "remaining_s": 600.0, "latency_s": 0.1, "rates": {"load": rates}}
+    return observation((stage,), **(known | more))

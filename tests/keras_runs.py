@@ -1,11 +1,7 @@
-"""What the Keras tests share: models that remember their batches, data of every kind, a restless tuner.
-
-As a script it runs the cases named on its command line on the backend of ``KERAS_BACKEND`` and prints them as JSON.
-"""
+"""What the Keras tests share: models that remember their batches, data of every kind, a restless tuner."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -19,12 +15,11 @@ import keras
 import numpy as np
 from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
-from intune_callbacks.keras import InTuneCallback
-from intune_callbacks.session import fit
 from intune_callbacks.tuner import Tuner
 
 ROWS, BATCH = 96, 4
 EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2, "show_card": False}
+KEYS = {"intune/throughput_samples_per_s", "intune/wait_frac", "intune/rss_frac", "intune/reward"}
 
 
 class Remembering(keras.Model):  # type: ignore[misc, name-defined]
@@ -59,6 +54,16 @@ def make_model(step_s: float = 0.0, **options: Any) -> Any:
     model = Remembering(step_s)
     model.compile(keras.optimizers.SGD(1e-5), "mse", **{"run_eagerly": True, "jit_compile": False} | options)
     return model
+
+
+def compiled(**options: Any) -> Any:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **{"jit_compile": False} | options)
+    return model
+
+
+def fit(*callbacks: Any, data: Any = None, **options: Any) -> Any:
+    return compiled().fit(rows() if data is None else data, callbacks=list(callbacks), **{"verbose": 0} | options)
 
 
 def rows(rows: int = ROWS, item_s: float = 0.0, *, workers: int | None = 2, unknown: bool = False) -> Any:
@@ -196,109 +201,3 @@ def trained(make_data: Callable[[], Any], callbacks: list[Any], step_s: float = 
         "weights": [np.asarray(keras.ops.convert_to_numpy(w)).tolist() for w in model.weights],
         "random": random.random(),
     }
-
-
-# -- cases, each on any backend ----------------------------------------------------------------------------------------
-
-
-def exact(make_data: Callable[[], Any], workers_kind: str | None = None, **options: Any) -> dict[str, Any]:
-    """The same training without us and with random changes all the time."""
-    plain = trained(make_data, [InTuneCallback(mode="off"), Settles()], **options)
-    RestlessTuner.made.clear()
-    tuner, fit.Tuner = fit.Tuner, RestlessTuner  # type: ignore[misc, assignment]
-    try:
-        callback = InTuneCallback(show_card=False, max_workers=6, decide_every_s=0.0, workers_kind=workers_kind)
-        tuned = trained(make_data, [callback], **options)
-    finally:
-        fit.Tuner = tuner  # type: ignore[misc]
-    made = RestlessTuner.made[0]
-    return {
-        "plain": plain,
-        "tuned": tuned,
-        "resizes": made.resizes,
-        "samples": made.samples,
-        "frozen": callback.report["frozen"],
-    }
-
-
-def starved() -> dict[str, Any]:
-    """40 ms a batch of data with one worker, a small compiled model."""
-    callback = InTuneCallback(mode="observe", **EAGER)
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=False)
-    history = model.fit(rows(160, 0.01, workers=1), epochs=2, verbose=0, callbacks=[callback]).history
-    return {"report": callback.report, "logged": {k: v for k, v in history.items() if k.startswith("intune/")}}
-
-
-def fed() -> dict[str, Any]:
-    """A model of 12 ms a step on data that is ready."""
-    callback = InTuneCallback(mode="observe", **EAGER)
-    made = trained(rows, [callback], 0.012, epochs=2)
-    return {"report": callback.report, "logged": made["logged"]}
-
-
-def validated() -> dict[str, Any]:
-    """Validation on the very dataset that is trained on, with a pause that is no step."""
-
-    class Pausing(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def on_test_begin(self, logs: Any = None) -> None:
-            time.sleep(0.3)
-
-    callback = InTuneCallback(mode="observe", **EAGER)
-    made = trained(rows, [Pausing(), callback], 0.005, validate=True)
-    return {**made, "report": callback.report}
-
-
-def unseeded() -> list[str]:
-    """What a tuned fit on a loader has imported; `keras.utils.set_random_seed` alone would import TensorFlow."""
-    callback = InTuneCallback(**EAGER | {"policy": "dqn"})
-    make_model().fit(loader(), verbose=0, epochs=2, callbacks=[callback])
-    assert callback.report["frozen"] is None and callback.report["stages"]
-    return sorted({"torch", "tensorflow"} & set(sys.modules))
-
-
-def others() -> dict[str, Any]:
-    """What is not tunable is measured and named."""
-    reports = {}
-    x, y = np.ones((ROWS, 2), np.float32), np.ones((ROWS, 1), np.float32)
-    kinds = {
-        "pages": lambda: {"x": Pages()},
-        "generator": lambda: {"x": generator()},
-        "arrays": lambda: {"x": x, "y": y},
-    }
-    for kind, make in kinds.items():
-        callback = InTuneCallback(**EAGER)
-        model = make_model()
-        model.fit(**make(), batch_size=BATCH if kind == "arrays" else None, verbose=0, callbacks=[callback])
-        reports[kind] = callback.report
-    return reports
-
-
-CASES: dict[str, Callable[[], Any]] = {
-    "dataset": lambda: exact(rows),
-    "validated_dataset": lambda: exact(rows, validate=True),
-    "unknown": lambda: exact(lambda: rows(unknown=True)),
-    "steps_per_epoch": lambda: exact(lambda: rows().repeat(), steps_per_epoch=10, epochs=3),
-    "class_weight": lambda: exact(
-        lambda: rows().map(lambda x, y: (x, y // 64)), class_weight={0: 1.0, 1: 3.0}, epochs=1
-    ),
-    "loader": lambda: exact(loader),
-    "loader_workers": lambda: exact(lambda: loader(num_workers=2)),
-    "pydataset": lambda: exact(lambda: Numbered(workers=3, item_s=0.001)),
-    "pydataset_steps": lambda: exact(lambda: Numbered(workers=2, max_queue_size=3), steps_per_epoch=10, epochs=4),
-    "pydataset_endless": lambda: exact(
-        lambda: Numbered(None, workers=2, max_queue_size=3), steps_per_epoch=10, epochs=3, shuffle=False
-    ),
-    "pydataset_processes": lambda: exact(lambda: Numbered(workers=1, use_multiprocessing=True)),
-    "pydataset_consent": lambda: exact(Numbered, workers_kind="thread"),
-    "many": lambda: exact(lambda: rows(8000), epochs=2),  # by hand: 20,000 changes, some minutes
-    "starved": starved,
-    "fed": fed,
-    "validated": validated,
-    "others": others,
-    "unseeded_loader": unseeded,
-    "loaded": lambda: sorted({"torch", "tensorflow"} & set(sys.modules)),
-}
-
-if __name__ == "__main__":
-    print("\n" + json.dumps({name: CASES[name]() for name in sys.argv[1:]}))

@@ -13,13 +13,16 @@ import lightning.pytorch
 import pytorch_lightning
 import torch
 import torchdata.nodes as nodes
+from busy_machine import eventually
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from intune_callbacks.pipelines.base import Combined
 
 NAMESPACES = {"pytorch_lightning": pytorch_lightning, "lightning.pytorch": lightning.pytorch}
+LIGHTNING = NAMESPACES["lightning.pytorch"]
 ROWS, BATCH = 96, 4
+EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2}
 # Argument of `fit`, since Lightning 2.6; before, it is torch's own default that holds.
 SAFE = {"weights_only": True} if "weights_only" in inspect.signature(pytorch_lightning.Trainer.fit).parameters else {}
 
@@ -73,6 +76,18 @@ def graph(*, length: bool = False, process: bool = False) -> Any:
     return (Sized if length else nodes.Loader)(nodes.Prefetcher(node, 2))
 
 
+def slow(index: int) -> torch.Tensor:
+    time.sleep(0.003)
+    return as_row(index)
+
+
+def slow_graph(rows: int = ROWS) -> Any:
+    """One mapper that needs 12 ms a batch with the one worker it has."""
+    node: Any = nodes.SamplerWrapper(torch.utils.data.SequentialSampler(range(rows)))
+    node = nodes.ParallelMapper(node, slow, num_workers=1)
+    return nodes.Loader(nodes.ParallelMapper(nodes.Batcher(node, BATCH), torch.stack, num_workers=1))
+
+
 def shuffled(rows: int = ROWS, batch_size: int = BATCH, **options: Any) -> DataLoader[torch.Tensor]:
     return DataLoader(Rows(rows), batch_size=batch_size, shuffle=True, **options)
 
@@ -112,10 +127,7 @@ def running() -> set[Any]:
 
 def only(before: set[Any]) -> bool:
     """Return whether nothing runs but `before`; what has been told to end gets some time for it."""
-    deadline = time.monotonic() + 5.0
-    while time.monotonic() < deadline and not running() <= before:
-        time.sleep(0.01)
-    return running() <= before
+    return eventually(lambda: running() <= before, 5.0)
 
 
 def plain(batch: Any) -> Any:
@@ -145,6 +157,56 @@ def make_trainer(namespace: Any, *callbacks: Any, **options: Any) -> Any:
         "num_sanity_val_steps": 0,
     }
     return namespace.Trainer(callbacks=list(callbacks), **{**defaults, **options})
+
+
+def fit(callback: Any, namespace: Any = LIGHTNING, loader: Any = None, **options: Any) -> Any:
+    model = make_model(namespace)
+    trainer = make_trainer(namespace, callback, **options)
+    trainer.fit(model, graph() if loader is None else loader)
+    return trainer
+
+
+class Memory:
+    """Keeps what a Trainer logs."""
+
+    def __init__(self, namespace: Any) -> None:
+        logged = self.logged = {}  # type: dict[int, dict[str, float]]
+
+        class Logger(namespace.loggers.Logger):  # type: ignore[misc, name-defined]
+            name, version = "memory", "0"
+
+            def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
+
+            def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+                logged.setdefault(step or 0, {}).update(metrics)
+
+        self.logger = Logger()
+
+    @property
+    def keys(self) -> set[str]:
+        return {key for metrics in self.logged.values() for key in metrics if key.startswith("intune/")}
+
+
+class Spy:
+    """A callback that notes threads and the private attributes of the loops while training"""
+
+    def __new__(cls, namespace: Any) -> Any:
+        class Callback(namespace.Callback):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                self.threads: set[str] = set()
+                self.attributes: set[str] = set()
+                self.children: set[int | None] = set()
+
+            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+                loop = trainer.fit_loop
+                self.threads |= {thread.name for thread in threading.enumerate()}
+                self.children |= {child.pid for child in multiprocessing.active_children()}
+                self.attributes |= {f"epoch_loop.{name}" for name in vars(loop.epoch_loop)}
+                self.attributes |= {f"source.{name}" for name in vars(loop._data_source)}
+                self.attributes |= {f"loader.{name}" for x in loop._combined_loader.flattened for name in vars(x)}
+                self.attributes |= {f"iterator {type(x).__name__}" for x in loop._combined_loader._iterator.iterators}
+
+        return Callback()
 
 
 class RestlessTuner:

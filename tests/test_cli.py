@@ -70,7 +70,6 @@ def test_environment_then_command_line_then_recipe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("yaml")
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
     if variable:
         monkeypatch.setenv("INTUNE_MODE", variable)
     assert cli.main(["run", "dlrm-lightning", "--dry-run", *words]) == 0

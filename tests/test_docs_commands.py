@@ -92,7 +92,6 @@ def test_intune_takes_it(command: str, monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_harmless_ones_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("yaml")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
     assert cli.main(["cp", "dlrm-lightning", "mine.yaml"]) == 0
     ran = {"cp"}
     for command in ("intune ls", "intune doctor", *INTUNE):

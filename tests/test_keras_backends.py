@@ -33,8 +33,7 @@ def ran(backend: str, *cases: str, **environment: str) -> dict[str, Any]:
         pytest.skip(f"{backend} is not installed")
     known = [case for case in cases if "loader" not in case or importlib.util.find_spec("torch")]
     variables = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(TESTS.parent), **environment}
-    variables.pop("INTUNE_MODE", None)
-    command = [sys.executable, "-W", "ignore", str(TESTS / "keras_runs.py"), *known]
+    command = [sys.executable, "-W", "ignore", str(TESTS / "keras_cases.py"), *known]
     run = subprocess.run(command, capture_output=True, text=True, timeout=380, env=variables)
     assert run.returncode == 0, run.stderr[-3000:]
     made: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,17 +23,11 @@ if keras.backend.backend() != "tensorflow":
     pytest.skip("Keras is on another backend", allow_module_level=True)
 
 pytestmark = [
+    pytest.mark.usefixtures("collected"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 STEPS = 60
-
-
-@pytest.fixture(autouse=True)
-def _no_mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
-    yield
-    gc.collect()
 
 
 def fit(*callbacks: Any, **options: Any) -> Any:

@@ -15,7 +15,6 @@ pytest.importorskip("keras")
 import keras
 import tensorflow as tf
 from keras_runs import EAGER, rows
-from restless import Restless
 
 from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.pipelines import tf_build, tf_graph, tfdata
@@ -33,8 +32,7 @@ X = np.arange(2 * ROWS, dtype=np.float32).reshape(ROWS, 2)
 
 
 @pytest.fixture(autouse=True)
-def _no_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
+def _loaded() -> None:
     tfdata.load()
 
 
@@ -100,8 +98,7 @@ def test_arrays_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert callback.report["whole"]["samples"] == 2 * ROWS and taken_apart == []
 
 
-def test_a_second_callback_of_a_fit_stands_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", Restless)
+def test_a_second_callback_of_a_fit_stands_aside(restless: object) -> None:
     stock = told({"x": rows(unknown=True)})
     first, second = InTuneCallback(**EAGER), InTuneCallback(**EAGER)
     assert told({"x": rows(unknown=True)}, first, second) == stock

@@ -24,7 +24,9 @@ if keras.backend.backend() != "tensorflow":
 
 import keras_runs as runs
 import numpy as np
-from keras_runs import EAGER, Numbered
+from busy_machine import eventually
+from keras_cases import exact
+from keras_runs import EAGER, Numbered, compiled, fit
 
 from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.session import keras_source
@@ -54,8 +56,7 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
+def _clean() -> Iterator[None]:
     # What other tests of the same process have left is not ours.
     before = {*threading.enumerate(), *multiprocessing.active_children()}
     yield
@@ -73,7 +74,7 @@ def test_random_live_changes_leave_the_training_as_it_was(name: str) -> None:
         datasets.append(Numbered(**given))
         return datasets[-1]
 
-    made = runs.exact(make, **options)
+    made = exact(make, **options)
     stock, ours = datasets
     for what in ("seen", "tested", "history", "weights", "random"):
         assert made["tuned"][what] == made["plain"][what], what
@@ -89,20 +90,10 @@ def test_random_live_changes_leave_the_training_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("batches", [24, None])
 def test_with_consent_an_iterator_goes_on_in_the_next_epoch(batches: int | None, given: dict[str, Any]) -> None:
     # What an epoch's end changes is left out: tf.data asks ahead as far as it likes.
-    made = runs.exact(lambda: Numbered(batches, dated=False), workers_kind="thread", **given)
+    made = exact(lambda: Numbered(batches, dated=False), workers_kind="thread", **given)
     for what in ("seen", "history", "weights", "random"):
         assert made["tuned"][what] == made["plain"][what], what
     assert made["frozen"] is None
-
-
-def compiled(**options: Any) -> Any:
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse", **{"jit_compile": False} | options)
-    return model
-
-
-def fit(data: Any, *callbacks: Any, **options: Any) -> Any:
-    return compiled().fit(data, callbacks=list(callbacks), **{"verbose": 0} | options)
 
 
 @pytest.mark.parametrize("kind", [None, "thread"])
@@ -110,7 +101,7 @@ def test_an_error_in_the_dataset_comes_as_without_us(kind: str | None) -> None:
     def raised(mode: str) -> str:
         data = Numbered(workers=1 if kind else 2, breaks_at=9)
         with pytest.raises(Exception, match="no batch 9") as caught:
-            fit(data, InTuneCallback(mode, workers_kind=kind, **EAGER), shuffle=False)
+            fit(InTuneCallback(mode, workers_kind=kind, **EAGER), data=data, shuffle=False)
         return type(caught.value).__name__
 
     assert raised("tune") == raised("off")
@@ -125,15 +116,11 @@ class Breaks(keras.callbacks.Callback):  # type: ignore[misc]
 def test_after_an_error_in_the_training_no_worker_is_left() -> None:
     callback, data = InTuneCallback(**EAGER), Numbered(workers=2, use_multiprocessing=True)
     with pytest.raises(ValueError, match="mine") as caught:
-        fit(data, callback, Breaks())
+        fit(callback, Breaks(), data=data)
     caught.value.__traceback__ = None
     del caught
-    deadline_s = time.monotonic() + 20.0
-    while multiprocessing.active_children() and time.monotonic() < deadline_s:
-        gc.collect()
-        time.sleep(0.02)
-    assert not multiprocessing.active_children()
-    history = fit(data, callback).history
+    assert eventually(lambda: (gc.collect(), not multiprocessing.active_children())[1])
+    history = fit(callback, data=data).history
     assert callback.report["stages"][0]["name"] == "load"
     assert len(history["loss"]) == 1
 
@@ -144,7 +131,7 @@ def test_training_may_stop_in_mid_epoch() -> None:
             self.model.stop_training = batch == 5
 
     data, callback = Numbered(workers=2), InTuneCallback(**EAGER)
-    fit(data, callback, Stops())
+    fit(callback, Stops(), data=data)
     assert callback.report["frozen"] is None and callback.report["steps"] == 6
 
 
@@ -203,7 +190,7 @@ def test_without_workers_it_is_left_alone_and_told_so() -> None:
             return super().__getitem__(number)
 
     callback = InTuneCallback(**EAGER)
-    fit(Told(60, item_s=0.005), callback, epochs=2)
+    fit(callback, data=Told(60, item_s=0.005), epochs=2)
     report = callback.report
     assert report["changes"] == 0 and report["frozen"] is None
     assert report["pipeline"] == keras_source.LEFT_ALONE and "set workers=2" in report["pipeline"]
@@ -231,7 +218,7 @@ def test_a_keras_that_looks_otherwise_is_timed(given: dict[str, Any], monkeypatc
     monkeypatch.setattr(keras_source, "ENQUEUER", (*keras_source.ENQUEUER, "not_there"))
     monkeypatch.setattr(keras_source, "GENERATORS", (("_not_there",) if not given else (), ()))
     callback = InTuneCallback(**EAGER)
-    fit(Numbered(**given), callback)
+    fit(callback, data=Numbered(**given))
     assert callback.report["next"].startswith("this version of Keras keeps the workers of a PyDataset where InTune")
     assert callback.report["before"]["wait_frac"] is not None
     assert callback.report["stages"] == []
@@ -257,7 +244,7 @@ def test_everything_is_given_back() -> None:
             adapter, before, _ = found[-1]
             found.append({name for name, value in vars(adapter).items() if before.get(name) is not value})
 
-    fit(Numbered(workers=2), Looks(**EAGER))
+    fit(Looks(**EAGER), data=Numbered(workers=2))
     (_, before, during), left = found
     assert during["enqueuer"] is not before["enqueuer"]
     assert left <= {"_within_epoch", "_output_signature"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ if keras.backend.backend() != "tensorflow":
     pytest.skip("Keras is on another backend", allow_module_level=True)
 
 pytestmark = [
+    pytest.mark.usefixtures("collected"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
@@ -33,13 +32,6 @@ DATA: dict[str, Any] = {
     "automatic": lambda: rows(STEPS * BATCH, 0.002, workers=tf.data.AUTOTUNE),
     "sequential": lambda: rows(STEPS * BATCH, workers=None),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
-    yield
-    gc.collect()
 
 
 class Spy(keras.callbacks.Callback):  # type: ignore[misc]

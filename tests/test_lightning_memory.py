@@ -76,7 +76,6 @@ def run(script: str, *arguments: str, group: Path | None = None) -> subprocess.C
     join = f"echo $$ > {group}/cgroup.procs && " if group is not None else ""
     command = f'{join}exec "$0" "$@"'
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    environment.pop("INTUNE_MODE", None)
     return subprocess.run(
         ["sh", "-c", command, sys.executable, "-c", textwrap.dedent(script), *arguments],
         capture_output=True,

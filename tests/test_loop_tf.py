@@ -13,18 +13,14 @@ from restless import Restless  # noqa: E402
 
 from intune_callbacks import live  # noqa: E402
 from intune_callbacks.pipelines import tf_build, tf_native  # noqa: E402
-from intune_callbacks.session import fit  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")
 EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2, "show_card": False}
 
 
 @pytest.fixture(autouse=True)
-def _resized_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
+def _resized_all_the_time(restless: type[Restless]) -> None:
     tf_native.load()
-    Restless.resizes = 0
-    monkeypatch.setattr(fit, "Tuner", Restless)
 
 
 def rows() -> Any:

@@ -18,6 +18,7 @@ import keras_runs as runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
+from keras_cases import exact
 
 from intune_callbacks.pipelines.check import check_pipeline
 from intune_callbacks.pipelines.hold import Hold
@@ -315,7 +316,7 @@ def test_a_fit_is_as_it_was_and_its_workers_live() -> None:
         datasets.append(runs.Numbered(workers=3))
         return datasets[-1]
 
-    made = runs.exact(make)
+    made = exact(make)
     for what in ("seen", "history", "weights", "random"):
         assert made["tuned"][what] == made["plain"][what], what
     assert made["frozen"] is None and made["resizes"] > 20

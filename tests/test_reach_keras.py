@@ -11,6 +11,7 @@ pytest.importorskip("keras")
 
 import keras_runs as runs  # noqa: E402
 import reach_patterns as patterns  # noqa: E402
+from keras_cases import exact  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info  # noqa: E402
 
 from intune_callbacks.keras import InTuneCallback  # noqa: E402
@@ -34,7 +35,7 @@ KINDS = {
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_fit(name: str, persistent: bool) -> None:
-    made = runs.exact(lambda: KINDS[name](num_workers=1, persistent_workers=persistent), shuffle=False)
+    made = exact(lambda: KINDS[name](num_workers=1, persistent_workers=persistent), shuffle=False)
     for what in ("seen", "history", "weights"):
         assert made["tuned"][what] == made["plain"][what]
     assert made["frozen"] is None and made["resizes"] > 20

@@ -57,7 +57,6 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_mode_sources(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
     file = write(tmp_path, f"intune: {{mode: {mode}}}\n")  # YAML reads a bare off as false
     assert load(file).mode == (mode, "recipe")
     assert load(file, [f"intune.mode={mode}"]).mode == (mode, "command line")
@@ -66,7 +65,6 @@ def test_mode_sources(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_report_says_where_each_value_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
     file = write(tmp_path, "intune:\n  policy: even\n  cpus: 3\n  warmup_batches: 20\n")
     resolved = load(file, ["intune.cpus=5", "intune.mode=advise"])
     settings = resolved.settings
@@ -80,8 +78,7 @@ def test_the_report_says_where_each_value_came_from(tmp_path: Path, monkeypatch:
     assert resolved.settings["mode"] == {"value": "off", "source": "INTUNE_MODE"}
 
 
-def test_mode_defaults_to_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
+def test_mode_defaults_to_tune(tmp_path: Path) -> None:
     assert load(write(tmp_path, "seed: 3\n")).mode == ("tune", "default")
 
 

@@ -116,9 +116,8 @@ def test_off_never_builds_the_callback(framework: str, tmp_path: Path, monkeypat
 
 
 def test_run_writes_report_and_history_and_prints_the_card(
-    framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
     latency_ms = {"lightning": 10, "keras": 20}[framework]
     resolved = small(framework, tmp_path, "intune.mode=observe", f"read_latency_ms={latency_ms}")
     folder = resolved.config.run_dir
@@ -150,12 +149,9 @@ def test_the_environment_switches_a_run_off(framework: str, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("words", [(), ("dlrm-keras",), ("dlrm-keras", "pipeline.style=plain")], ids=" ".join)
-def test_the_demo_is_the_command(
-    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_is_the_command(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for package in PACKAGES["keras" if words else "lightning"]:
         pytest.importorskip(package)
-    monkeypatch.delenv("INTUNE_MODE", raising=False)
     folder = tmp_path / "runs" / "small"
     limits = ("rows=4000", "read_latency_ms=2", "trainer.max_steps=60", f"run_dir={folder}")
     assert cli.main(["demo", *words, *SMALL, *limits]) == 0

@@ -81,15 +81,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 }
 
 
-@pytest.fixture
-def restless(monkeypatch: pytest.MonkeyPatch) -> type[Restless]:
-    """Have every number set anew at every look."""
-    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", Restless)
-    monkeypatch.setattr(Restless, "resizes", 0)
-    monkeypatch.setattr(Restless, "restored", 0)
-    return Restless
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_it_trains_the_same(name: str, tmp_path: Path, restless: type[Restless]) -> None:
     arguments, ours, changes = CASES[name]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from busy_machine import eventually
 
 from intune_callbacks import WorkerDied
 from intune_callbacks.measure.freed import Freed
@@ -40,13 +41,6 @@ def end(stage: ElasticMap[Any]) -> None:
     assert stage.pool is not None
     stage.pool.close()
     assert stage.pool.pids == ()
-
-
-def eventually(true: Callable[[], bool], within_s: float = 8.0) -> bool:
-    until_s = time.monotonic() + within_s
-    while not true() and time.monotonic() < until_s:
-        time.sleep(0.02)
-    return true()
 
 
 # -- the pipe ------------------------------------------------------------------------------------------------------

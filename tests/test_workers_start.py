@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from busy_machine import eventually
 
 from intune_callbacks import WorkerDied
 from intune_callbacks.pipelines import workers
@@ -24,13 +25,6 @@ from intune_callbacks.pipelines.workers import ProcessPool
 
 FORK, SPAWN = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
 PATIENCE_S = 60.0  # longer than any machine stalls; nothing waits for it that goes well
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    until_s = time.monotonic() + PATIENCE_S
-    while not true() and time.monotonic() < until_s:
-        time.sleep(0.02)
-    return true()
 
 
 class Begins:

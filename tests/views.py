@@ -8,11 +8,22 @@ from typing import Any
 import numpy as np
 
 from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT
-from intune_callbacks.decide.network import Network
+from intune_callbacks.decide.network import Network, Values
+from intune_callbacks.decide.shell import Shell
 from intune_callbacks.decide.view import View
+from intune_callbacks.pretrain.env import Env
 from intune_callbacks.pretrain.machines import Machines, sample
+from intune_callbacks.pretrain.oracle import best
 
+SLOWEST = OF_SLOT.index("ln(capacity / capacity of the slowest slot) / 2, 0..1.5")
 OF_ROWS = ("rate", "demand", "cpus", "budget", "memory", "noise", "alive")
+# Seconds: constant, per worker more, per pair of workers.
+SCALING = {
+    "linear": (0.1, 0.0, 0.0),
+    "serial": (0.1, 0.004, 0.0),
+    "lock": (0.1, 0.1, 0.0),
+    "quarrelling": (0.1, 0.001, 0.0002),
+}
 
 
 def a_view(value: Any, work_s: Any = 0.1, cpus: float = 16.0, **given: Any) -> View:
@@ -98,3 +109,49 @@ def roomy(machines: Machines) -> Machines:
 def plain(count: int, seed: int = 0, **given: Any) -> Machines:
     """Return machines where nothing is serial, shared, limited, drifting or noisy, with memory to spare."""
     return roomy(quiet(sample(count, np.random.default_rng(seed), plain=True, **given)))
+
+
+def service_s(scaling: tuple[float, float, float], n: Any) -> Any:
+    a, b, d = scaling
+    return a + b * (n - 1.0) + d * n * (n - 1.0)
+
+
+def wants(move: int, *, slowest: bool = False) -> Values:
+    """Return a network that wants one move above all, in every slot or in the slowest one only."""
+
+    def values(slots: Any, pipeline: Any, mask: Any) -> Any:
+        q = np.zeros((*mask.shape, 5), np.float32)
+        q[..., move] = np.where((slots[..., SLOWEST] < 1e-6) & (slots[..., -1] != 0.0), 9.0, 0.0) if slowest else 9.0
+        return q
+
+    return values
+
+
+class Seen:
+    """Runs a shell on machines and keeps what happened, one row per decision."""
+
+    def __init__(self, shell: Shell, machines: Machines, decisions: int, sizes: Any = None, seed: int = 0) -> None:
+        self.shell, self.env = shell, Env(machines, np.random.default_rng(seed), sizes)
+        self.views, self.values, self.windows, self.phases, self.rates = [], [], [], [], []
+        for _ in range(decisions):
+            value, window = shell.act(self.env.view)
+            self.views.append(self.env.view)
+            self.values.append(value)
+            self.windows.append(window)
+            self.phases.append(shell.phase.copy())
+            self.env.step(value, window)
+            self.rates.append(self.env.steady_rate.copy())
+
+    def moved(self, row: int = 0) -> list[bool]:
+        pairs = zip(self.values, self.views, strict=True)
+        return [bool((value[row] != view.value[row]).any()) for value, view in pairs]
+
+    def best(self) -> Any:
+        """Batches per second of the best allocation for the machine as it is now."""
+        return best(self.env.machines, self.env.work_s, self.env.base, self.env.cpus)[0]
+
+
+def order(phases: list[Any]) -> list[int]:
+    """Return the phases of one machine, each stretch once."""
+    names = [int(phase[0]) for phase in phases]
+    return [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
