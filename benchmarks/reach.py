@@ -183,9 +183,9 @@ CASES: dict[str, Case] = {
     "mosaic": Case("MosaicML, 2 workers", "plain loop", plain(packages.mosaic), ("streaming",)),
     "grain": Case("Grain, 1 thread", "plain loop", packages.grain_reader, ("grain",)),
     "datasets stream": Case(
-        "datasets, stream, 2 workers: not live", "plain loop", plain(packages.datasets_stream), ("datasets",)
+        "datasets, stream, 2 workers", "plain loop", plain(packages.datasets_stream), ("datasets",)
     ),
-    "webdataset": Case("webdataset, 2 workers: not live", "plain loop", plain(packages.webdataset), ("webdataset",)),
+    "webdataset": Case("webdataset, 2 workers", "plain loop", plain(packages.webdataset), ("webdataset",)),
 }
 
 
