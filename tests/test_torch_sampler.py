@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -256,3 +258,21 @@ def test_a_loader_without_workers_reads_nothing_ahead() -> None:
     assert seen == stock
     assert pipeline.stages()[0].high == 0
     pipeline.close()
+
+
+@pytest.mark.parametrize("make", [Quiet, Prioritized, lambda: BatchSampler(range(ROWS), 4, False)])
+def test_a_kept_iterator_ends_with_its_loader_and_not_at_a_collection(make: Callable[[], Any]) -> None:
+    # Where the collector has closed their queues first, torch waits five seconds for each worker.
+    gc.collect()
+    gc.disable()
+    try:
+        loader = DataLoader(Rows(), batch_sampler=make(), num_workers=1, persistent_workers=True)
+        wrapped = live(loader, show_card=False)
+        for _ in wrapped:
+            pass
+        wrapped.close()
+        kept = weakref.ref(loader._iterator)
+        del loader, wrapped
+        assert kept() is None
+    finally:
+        gc.enable()

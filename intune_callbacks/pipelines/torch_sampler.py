@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,7 +37,7 @@ class SamplerWatch:
     Args:
         loader: the user's.
         ahead: indices that a stock iterator pulls before its first batch.
-        found: called once, when it is known that the sampler depends on the training.
+        found: a method, called once, when it is known that the sampler depends on the training.
         is_endless: it begins anew by itself, and draws then.
 
     Attributes:
@@ -46,7 +47,8 @@ class SamplerWatch:
 
     def __init__(self, loader: DataLoader[Any], ahead: int, found: Callable[[], None], is_endless: bool) -> None:
         self._sampler: Any = loader._index_sampler
-        self._ahead, self._found = max(1, ahead), found
+        # Weak: in a cycle a kept iterator would be finalised at some collection, when its queues may be gone.
+        self._ahead, self._found = max(1, ahead), weakref.WeakMethod(found)
         # What a sampler reads in the dataset is looked at elsewhere.
         self._but = (dataset_of(loader),)
         given = (loader.generator, *(getattr(part, "generator", None) for part in _nest(self._sampler)))
@@ -107,7 +109,9 @@ class SamplerWatch:
     def _depends(self, why: str) -> None:
         if not self.why:
             self.why = why
-            self._found()
+            found = self._found()
+            if found is not None:
+                found()
 
 
 class Pulls:
