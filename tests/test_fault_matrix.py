@@ -247,6 +247,8 @@ def test_a_fault_of_one_item(name: str, what: str, moment: str) -> None:
             assert delivered == list(range(ITEMS)) or (
                 what == "kill" and "kept" in name and all(isinstance(value, str) for value in delivered)
             )
+        elif what == "stop" and "DataLoader" in name:
+            assert delivered == list(range(at)), delivered  # as in a stock loader the epoch ends there
         else:
             assert in_its_place(delivered, at), delivered
 

@@ -44,6 +44,7 @@ class ElasticMap(Generic[Y]):
         hold: with `feed`, where an epoch ends, and the source is to be looked at with care.
         inline: with `feed`, what the consumer does to an item itself while there are 0 workers; None keeps one worker.
         finish: applied to each result in the parent's worker thread (pinning memory).
+        may_stop: a StopIteration of `fn` ends the consumer's loop, as it does in a DataLoader; else it is an error.
         delivered: told the number of each result, when the consumer gets it.
         timeout_s: raise RuntimeError if one item takes longer to arrive; 0 waits for as long as a worker lives.
         counters: where to count; a new `Counters` by default.
@@ -69,6 +70,7 @@ class ElasticMap(Generic[Y]):
         hold: Hold | None = None,
         inline: Callable[[Any], Y] | None = None,
         finish: Callable[[Y], Y] | None = None,
+        may_stop: bool = False,
         delivered: Callable[[int], None] | None = None,
         timeout_s: float = 0.0,
         counters: Counters | None = None,
@@ -93,6 +95,7 @@ class ElasticMap(Generic[Y]):
             pool=pool,
             snapshot=snapshot,
             finish=finish,
+            may_stop=may_stop,
             counters=self.counters,
             clock=self._clock,
             name=name,

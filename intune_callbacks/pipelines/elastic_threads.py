@@ -28,7 +28,7 @@ class WorkerThreads:
     Args:
         line: what they share with the consumer.
         source: the iterator the items come from; None where the consumer pulls it and fills the inbox.
-        fn, pool, snapshot, finish, counters, clock, name: as for `ElasticMap`.
+        fn, pool, snapshot, finish, may_stop, counters, clock, name: as for `ElasticMap`.
 
     Attributes:
         wanted: how many there should be.
@@ -46,13 +46,14 @@ class WorkerThreads:
         pool: ProcessPool | None,
         snapshot: Callable[[], Any] | None,
         finish: Callable[[Any], Any] | None,
+        may_stop: bool,
         counters: Counters,
         clock: Clock,
         name: str,
     ) -> None:
         self._line, self._source, self._fn, self._pool = line, source, fn, pool
         self._snapshot, self._finish, self._counters, self._clock = snapshot, finish, counters, clock
-        self._name = name
+        self._may_stop, self._name = may_stop, name
         self._source_lock = threading.Lock()
         self.wanted = self.alive = self.starting = 0
         self.threads: list[threading.Thread] = []
@@ -140,9 +141,10 @@ class WorkerThreads:
                     if self._finish is not None:
                         value = self._finish(value)
                 except StopIteration as error:
-                    # Raised as it is, it would end the consumer's loop and lose the rest without a word.
-                    value = Raised(RuntimeError(f"{self._name} raised StopIteration on an item"))
-                    value.error.__cause__ = error
+                    value = Raised(error)
+                    if not self._may_stop:  # it would end the consumer's loop and lose the rest without a word
+                        value = Raised(RuntimeError(f"{self._name} raised StopIteration on an item"))
+                        value.error.__cause__ = error
                 except BaseException as error:
                     value = Raised(error)
                 busy_s = wall() - begin_s

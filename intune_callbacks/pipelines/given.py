@@ -9,7 +9,7 @@ import weakref
 import zlib
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -33,19 +33,23 @@ KEPT = ("cache", "warning")
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
 
 
-def plain_values(given: Any) -> Any:
+def plain_values(given: Any, but: Sequence[Any] = ()) -> Any:
     """Return what was found in an object and in what it holds, so that two such returns can be compared.
 
     Values are looked at, and what functions use besides their arguments: what stands in a closure, class or module.
     Of a large array or list only a part is. What is in memory shared by processes is no difference.
+
+    Args:
+        given: the object.
+        but: objects that are not looked into.
     """
-    return _Look().at(given, NESTED)
+    return _Look(but).at(given, NESTED)
 
 
 class _Look:
-    def __init__(self) -> None:
+    def __init__(self, but: Sequence[Any]) -> None:
         self._left = MOST_OBJECTS
-        self._seen: set[int] = set()
+        self._seen = {id(one) for one in but}
 
     def at(self, value: Any, depth: int) -> Any:
         kind = type(value)

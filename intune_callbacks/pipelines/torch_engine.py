@@ -17,14 +17,15 @@ from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.torch_carry import Carry
 from intune_callbacks.pipelines.torch_reach import dataset_of
-from intune_callbacks.pipelines.torch_stock import Numbered
+from intune_callbacks.pipelines.torch_sampler import SamplerWatch
+from intune_callbacks.pipelines.torch_stock import Numbered, going_on
 from intune_callbacks.pipelines.torch_workers import Fetch, Start, context_of, pin
 from intune_callbacks.pipelines.watched import Watch
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers import ProcessPool
 from intune_callbacks.types import Clock
 
-__all__ = ["WORKERS", "Engines", "Kept", "pinning"]
+__all__ = ["WORKERS", "Engines", "pinning"]
 
 WORKERS = "load"
 
@@ -44,6 +45,7 @@ class Engines:
         delivered: batches handed out by all iterators.
         why_not: why what was wanted is not in force: the last error of a take-over or of a growth, empty if none.
         is_let_go: the loader was given back: from now on it is the stock engine that begins.
+        sampling: whether the sampler depends on what the training does meanwhile.
     """
 
     def __init__(self, loader: DataLoader[Any], clock: Clock, kind: str, in_order: bool = True) -> None:
@@ -52,6 +54,8 @@ class Engines:
         self.workers, self.window = self.own
         self.counters = Counters()
         self.watch = Watch(loader.num_workers, self.window, clock, self.counters)
+        self._ahead = (loader.prefetch_factor or 0) * loader.num_workers
+        self.sampling = SamplerWatch(loader, self._ahead, self._depends, self._period() is not None)
         self.startup = Startup()
         self.stock_startup = Startup()
         self.delivered = 0
@@ -66,8 +70,8 @@ class Engines:
         Never again once threads have used the dataset of a loader with worker processes: what it opened then is not for
         a child to inherit.
         """
-        if self.is_let_go:
-            return True
+        if self.is_let_go or (self.own[0] == 0 and self.sampling.is_held):
+            return True  # in the training loop nothing is read ahead
         if self._is_used_here:
             return False
         return (self.workers, self.window) == self.own or self.workers == self.own[0] == 0
@@ -86,6 +90,28 @@ class Engines:
     def start_method(self) -> str:
         """How the loader starts processes."""
         return str(context_of(self.loader.multiprocessing_context).get_start_method())
+
+    @property
+    def reach(self) -> int:
+        """Batches that may be in flight now."""
+        return self._ahead if self.sampling.is_held and self._ahead else self.window
+
+    def prime(self, engine: ElasticMap[Any], left: int) -> None:
+        """Have ours ask for indices up to its window.
+
+        Args:
+            engine: ours.
+            left: batches that a stock iterator has yet to deliver before.
+        """
+        if self.sampling.is_held:
+            if left >= self.reach:
+                return
+            engine.resize(window=self.reach - left)  # in stock they would be in the window, too
+        engine.prime(before=left)
+
+    def _depends(self) -> None:
+        """The sampler depends on the training: no index is to be asked for sooner or later than in stock."""
+        self.workers, self.window = min(self.workers, self.own[1] if self.own[0] else 0), self.own[1]
 
     @property
     def least_window(self) -> int:
@@ -120,7 +146,17 @@ class Engines:
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
         if loader.num_workers > 0:
             sampler = iter(loader._index_sampler)  # the stock iterator asks twice
-        return sampler, base_seed, again
+        return self.sampling.around(sampler), base_seed, again
+
+    def begin(self, stock: Any) -> None:
+        """Look on while a stock iterator delivers.
+
+        Args:
+            stock: one that has begun an epoch, or is in the midst of it.
+        """
+        self.watch.begin(stock)
+        done = getattr(stock, "_send_idx", stock._num_yielded)
+        stock._sampler_iter = self.sampling.around(stock._sampler_iter, done)
 
     def stock_from(self, sampler: Iterator[Any], generator: torch.Generator, done: int = 0) -> Any:
         """Return a stock iterator that goes on with `sampler`.
@@ -181,13 +217,14 @@ class Engines:
             source,
             fetch if pool is None else None,
             workers=workers,
-            window=self.window,
+            window=self.reach,
             ordered=loader.in_order and self._in_order,
             pool=pool,
             feed=True,
-            hold=Hold(self._seam(pulled), self._period() or 0, (loader.prefetch_factor or 0) * loader.num_workers),
+            hold=Hold(self._seam(pulled), self._period() or 0, self._ahead),
             inline=fetch if self.own[0] == 0 else None,
             finish=pinning(self.loader),
+            may_stop=True,
             timeout_s=loader.timeout,
             delivered=source.forget,
             counters=self.counters,
@@ -232,42 +269,3 @@ def pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
     if device is None or device.type == "mps":
         return None
     return pin(torch.accelerator.current_device_index(), device.type)
-
-
-def going_on(loader: DataLoader[Any], sampler: Iterator[Any], generator: torch.Generator, done: int = 0) -> Any:
-    """Return a stock iterator of a loader that goes on with `sampler`; see `Engines.stock_from`."""
-    # Of torch's own class: a subclass may end its workers where its instances end.
-    twin: DataLoader[Any] = DataLoader.__new__(DataLoader)
-    given: dict[str, Any] = {"sampler": (), "generator": generator}
-    if loader.batch_sampler is not None:
-        given["batch_sampler"] = ()
-    vars(twin).update(vars(loader) | given)
-    iterator: Any = DataLoader._get_iterator(twin)
-    iterator._index_sampler, iterator._sampler_iter = loader._index_sampler, sampler
-    iterator._num_yielded = done
-    if loader.num_workers:
-        iterator._send_idx = iterator._rcvd_idx = done
-    for _ in range(loader.num_workers * (loader.prefetch_factor or 0)):
-        iterator._try_put_index()
-    return iterator
-
-
-class Kept:
-    """Stands for an iterator that the loader keeps (`persistent_workers`) and whose workers have ended with a training.
-
-    A loader without one would draw a seed for a new one, and from then on other orders than those of stock.
-
-    Args:
-        base_seed: of the iterator.
-    """
-
-    def __init__(self, base_seed: int) -> None:
-        self._base_seed = base_seed
-
-    def _shutdown_workers(self) -> None:
-        """Do nothing: they have ended."""
-
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
-        """Begin the next epoch: with a stock iterator in this one's place."""
-        again = torch.Generator().manual_seed(self._base_seed)
-        loader._iterator = going_on(loader, iter(loader._index_sampler), again)

@@ -54,7 +54,7 @@ class LoaderIterator(LikeStock):
         if stock is not None:
             self.children.base_seed, self._number = stock._base_seed, stock._num_yielded
             self.has_ended = self._number > 0 and Stock(stock).is_over(engines.length())
-            engines.watch.begin(stock)
+            engines.begin(stock)
 
     @classmethod
     def begin(cls, engines: Engines) -> LoaderIterator:
@@ -109,13 +109,15 @@ class LoaderIterator(LikeStock):
             # What the stock iterator still has in flight comes first.
             if engine.workers < engines.workers:
                 self.children.grow(engine, waiting=False)
-            batch = _NONE if self._stock.is_over(None) else next(self._stock, _NONE)
+            batch = _NONE if self._stock.is_over(None) else next(self._stock)
             if batch is not _NONE:
                 self._number += 1
                 self._prime(engine)
                 return batch
             # A spawned process takes seconds to end: it cleans up what a forked one leaves to the kernel.
             self._drop_stock(waiting=engines.start_method != "spawn")
+        if engine.window != engines.reach:
+            self._apply_guarded()  # what the sampler does is known now
         if engine.workers < engines.workers:
             engine.prime(asked=True)
             self.children.grow(engine, waiting=True)
@@ -153,7 +155,7 @@ class LoaderIterator(LikeStock):
         elif engine is None:
             self._engage()
         else:
-            engine.resize(min(engines.workers, engine.workers), engines.window)
+            engine.resize(min(engines.workers, engine.workers), engines.reach)
             if engine.workers < engines.workers:
                 self.children.grow(engine, waiting=False)
             self._prime(engine)
@@ -180,7 +182,7 @@ class LoaderIterator(LikeStock):
         self._prime(self.engine)
 
     def _prime(self, engine: ElasticMap[Any]) -> None:
-        engine.prime(before=0 if self._stock is None else self._stock.left)
+        self.engines.prime(engine, 0 if self._stock is None else self._stock.left)
 
     def _start(self, sampler: Iterator[Any], number: int, pulled: int) -> None:
         pool = self.children.begun()
@@ -240,9 +242,9 @@ class LoaderIterator(LikeStock):
         self.has_ended, self._begun = False, self._number
         if engine is None and (engines.is_stock or self._is_held_up()):
             self._stock.reset(loader, first_iter)
-            engines.watch.begin(self._stock.iterator)
+            engines.begin(self._stock.iterator)
             return
-        sampler = iter(loader._index_sampler)
+        sampler = engines.sampling.around(iter(loader._index_sampler))
         if engine is not None:
             # A stock iterator that is still there sends out nothing more: it is of no use.
             self._drop_stock()
@@ -262,15 +264,14 @@ class LoaderIterator(LikeStock):
             self._stock = Stock(engines.stock_again(sampler, self.children.base_seed))
         else:
             self._stock.reset(loader, first_iter)
-        engines.watch.begin(self._stock.iterator)
+        engines.begin(self._stock.iterator)
 
     def _finish(self) -> None:
         self.has_ended = True
         if self.engine is None:
             self.engines.watch.end()
         if not self.engines.loader.persistent_workers:
-            # The stock iterator, too, lets its workers go now.
-            self.close()
+            self.close()  # the stock iterator, too, lets its workers go now
 
     def close(self) -> None:
         """Stop our workers, then the iterator ends; a stock iterator that feeds itself is the user's and goes on."""

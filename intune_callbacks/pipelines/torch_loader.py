@@ -19,17 +19,21 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, clamp, windowed
-from intune_callbacks.pipelines.torch_engine import WORKERS, Engines, Kept
+from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, windowed
+from intune_callbacks.pipelines.torch_engine import WORKERS, Engines
 from intune_callbacks.pipelines.torch_iterator import LoaderIterator
 from intune_callbacks.pipelines.torch_reach import Seam, attributes, has_own_iterator, hidden_in, is_of
-from intune_callbacks.pipelines.torch_stock import shown_by
+from intune_callbacks.pipelines.torch_stock import Kept, shown_by
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
-from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
+from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["LoaderIterator", "MapLoader"]
 
 WINDOW = "load.window"
+DEPENDS = (
+    "{0} {1}: so that it gives what it would in your loader, {2} batches are in flight, and there are no more than "
+    "{2} workers"
+)
 STOCK = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 
 
@@ -68,7 +72,7 @@ class MapLoader:
     def prepare(self) -> None:
         """See each iterator of the loader from its start."""
         self._seam.open()
-        self._engines.is_let_go = False
+        self._engines.is_let_go = self._engines.sampling.is_off = False
 
     def adopt(self, iterator: Any) -> Any:
         """Put a running stock iterator behind ours, which hands on its batches until other numbers are wanted.
@@ -160,10 +164,22 @@ class MapLoader:
         return engine.is_growing(engines.workers)
 
     def stages(self) -> tuple[Stage, ...]:
-        engines, low = self._engines, min(1, self._loader.num_workers)
-        limits = low, self._high, engines.workers
-        load = Stage(WORKERS, "cpu", "workers", *limits, knob=WORKERS_KNOB, startup_s=engines.startup_s())
-        return windowed(load, engines.window, low=engines.least_window, knob=WINDOW_KNOB)
+        engines, low, high = self._engines, min(1, self._loader.num_workers), self._high
+        window = engines.least_window, MAX_WINDOW
+        if engines.sampling.why:
+            high, window = engines.own[1] if low else 0, (engines.own[1],) * 2
+        load = Stage(
+            *(WORKERS, "cpu", "workers", low, high, engines.workers), knob=WORKERS_KNOB, startup_s=engines.startup_s()
+        )
+        return windowed(load, engines.window, low=window[0], high=window[1], knob=WINDOW_KNOB)
+
+    @property
+    def late_hints(self) -> tuple[Hint, ...]:
+        """What has shown of the sampler."""
+        sampling, window = self._engines.sampling, self._engines.own[1]
+        if not sampling.why:
+            return ()
+        return (Hint(DEPENDS.format(sampling.name, sampling.why, window if self._loader.num_workers else 0)),)
 
     def stats(self) -> PipelineStats:
         iterator, engines = self._iterator(), self._engines
@@ -195,7 +211,7 @@ class MapLoader:
 
     def _let_go(self, goes_on: bool) -> None:
         self._seam.close()
-        self._engines.is_let_go = True
+        self._engines.is_let_go = self._engines.sampling.is_off = True
         for name, value in attributes(self._loader):
             ours = self._ours(value)
             if ours is not None:

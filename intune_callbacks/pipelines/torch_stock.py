@@ -9,10 +9,11 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-__all__ = ["LikeStock", "Numbered", "Stock", "shown_by"]
+__all__ = ["Kept", "LikeStock", "Numbered", "Stock", "going_on", "shown_by"]
 
 
 class Shown(Protocol):
@@ -219,6 +220,52 @@ class Numbered:
     def rest(self) -> Iterator[Any]:
         """Return what was not delivered yet, and then what the sampler still gives."""
         return chain(tuple(self._ahead.values()), self._sampler)
+
+
+def going_on(loader: DataLoader[Any], sampler: Iterator[Any], generator: torch.Generator, done: int = 0) -> Any:
+    """Return a stock iterator of a loader that goes on with `sampler`.
+
+    Args:
+        loader: the user's.
+        sampler: a running iterator over indices; nothing is pulled from it before its workers have started.
+        generator: where the base seed of its workers is drawn from.
+        done: batches of the epoch that were delivered before.
+    """
+    # Of torch's own class: a subclass may end its workers where its instances end.
+    twin: DataLoader[Any] = DataLoader.__new__(DataLoader)
+    given: dict[str, Any] = {"sampler": (), "generator": generator}
+    if loader.batch_sampler is not None:
+        given["batch_sampler"] = ()
+    vars(twin).update(vars(loader) | given)
+    iterator: Any = DataLoader._get_iterator(twin)
+    iterator._index_sampler, iterator._sampler_iter = loader._index_sampler, sampler
+    iterator._num_yielded = done
+    if loader.num_workers:
+        iterator._send_idx = iterator._rcvd_idx = done
+    for _ in range(loader.num_workers * (loader.prefetch_factor or 0)):
+        iterator._try_put_index()
+    return iterator
+
+
+class Kept:
+    """Stands for an iterator that the loader keeps (`persistent_workers`) and whose workers have ended with a training.
+
+    A loader without one would draw a seed for a new one, and from then on other orders than those of stock.
+
+    Args:
+        base_seed: of the iterator.
+    """
+
+    def __init__(self, base_seed: int) -> None:
+        self._base_seed = base_seed
+
+    def _shutdown_workers(self) -> None:
+        """Do nothing: they have ended."""
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """Begin the next epoch: with a stock iterator in this one's place."""
+        again = torch.Generator().manual_seed(self._base_seed)
+        loader._iterator = going_on(loader, iter(loader._index_sampler), again)
 
 
 def _nothing() -> None:

@@ -1,0 +1,278 @@
+"""A sampler that depends on the training gives what it gives in the stock loader, whatever the tuner asks for."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from restless import Restless  # noqa: E402
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler  # noqa: E402
+
+from intune_callbacks import live  # noqa: E402
+from intune_callbacks.pipelines.find import find  # noqa: E402
+
+ROWS, BATCHES = 96, 40
+EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 1, "warmup_batches": 1, "show_card": False}
+FEW = settings(max_examples=5, suppress_health_check=list(HealthCheck))
+
+
+class Rows(Dataset):
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)])
+
+
+class Batches(Sampler):
+    """Batches of four, each made when it is asked for."""
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(BATCHES):
+            yield [int(index) for index in self.four()]
+
+    def four(self) -> Any:
+        raise NotImplementedError
+
+    def step(self, rows: list[int]) -> None:
+        """What the training does with a batch."""
+
+
+class Drawing(Batches):
+    """Draws from numpy's global state, as the training does for mixup."""
+
+    def four(self) -> Any:
+        return np.random.choice(ROWS, 4, replace=False)
+
+    def step(self, rows: list[int]) -> None:
+        np.random.beta(0.2, 0.2)
+
+
+class Prioritized(Batches):
+    """Draws from a state of its own, by what the training has left."""
+
+    def __init__(self) -> None:
+        self.weights, self.state = np.ones(ROWS), np.random.RandomState(3)
+
+    def four(self) -> Any:
+        return self.state.choice(ROWS, 4, p=self.weights / self.weights.sum())
+
+    def step(self, rows: list[int]) -> None:
+        self.weights[rows] *= 0.3
+
+
+class Hard(Batches):
+    """The rows with the largest losses; a loss is known once the row was trained on."""
+
+    def __init__(self) -> None:
+        self.losses = dict.fromkeys(range(ROWS), 1.0)
+
+    def four(self) -> Any:
+        hardest = sorted(self.losses, key=lambda row: (-self.losses[row], row))[:4]
+        self.losses |= {row: self.losses[row] * 0.9 for row in hardest}
+        return hardest
+
+    def step(self, rows: list[int]) -> None:
+        for row in rows:
+            self.losses[row] *= row * 37 % 11 / 11
+
+
+class Fed(Batches):
+    """Waits for what the training asks for, which asks for five: four are read ahead, and one with the first batch."""
+
+    def __init__(self) -> None:
+        self.wanted: queue.Queue[list[int]] = queue.Queue()
+        for first in range(5):
+            self.wanted.put([first])
+
+    def four(self) -> Any:
+        return self.wanted.get(timeout=10.0)
+
+    def step(self, rows: list[int]) -> None:
+        self.wanted.put([(rows[0] + 7) % ROWS])
+
+
+class Shared(Batches):
+    """Draws from a generator that the training draws from, too."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(5)
+        self.rows = RandomSampler(range(ROWS), True, 4 * BATCHES, generator=self.generator)
+
+    def step(self, rows: list[int]) -> None:
+        torch.rand(1, generator=self.generator)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(BatchSampler(self.rows, 4, False))
+
+
+class Quiet(Batches):
+    """Draws from a state of its own; nobody changes it."""
+
+    def __init__(self) -> None:
+        self.state = random.Random(1)
+
+    def four(self) -> Any:
+        return self.state.sample(range(ROWS), 4)
+
+
+DEPENDING: list[Callable[[], Batches]] = [Drawing, Prioritized, Hard, Fed, Shared]
+
+
+def trained(
+    sampler: Batches, wrap: Callable[[Any], Any] = lambda loader: loader, epochs: int = 2, **options: Any
+) -> Any:
+    np.random.seed(0)
+    torch.manual_seed(0)
+    loader = wrap(DataLoader(Rows(), batch_sampler=sampler, num_workers=2, **options))
+    seen = []
+    for _ in range(epochs):
+        for batch in loader:
+            rows = [int(row) for row in batch[:, 0]]
+            seen.append(rows)
+            sampler.step(rows)
+    return (*seen, np.random.get_state()[1].tolist()), getattr(loader, "close", dict)()
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> type[Restless]:
+    monkeypatch.setattr("intune_callbacks.session.fit.Tuner", Restless)
+    monkeypatch.setattr(Restless, "resizes", 0)
+    return Restless
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["anew", "persistent"])
+@pytest.mark.parametrize("make", DEPENDING)
+def test_its_batches_are_those_of_the_stock_loader(
+    make: Callable[[], Batches], persistent: bool, restless: type[Restless]
+) -> None:
+    # At the end of an epoch the queue holds what nobody asked for any more, with the stock loader, too.
+    given: dict[str, Any] = {"persistent_workers": persistent, "epochs": 1 if make is Fed else 2}
+    expected, _ = trained(make(), **given)
+    seen, report = trained(make(), lambda loader: live(loader, **EAGER), **given)
+    assert seen == expected
+    assert report["frozen"] is None
+    assert restless.resizes > 1
+    (hint,) = [hint["what"] for hint in report["hints"] if make.__name__ in hint["what"]]
+    assert "4 batches are in flight" in hint
+
+
+@FEW
+@given(st.lists(st.tuples(st.integers(0, BATCHES), st.integers(0, 5), st.integers(1, 12)), max_size=5), st.data())
+@pytest.mark.parametrize("make", [Prioritized, Drawing])
+def test_whatever_the_numbers(
+    make: Callable[[], Batches], plan: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    prefetch, release = data.draw(st.integers(1, 3)), data.draw(st.integers(0, BATCHES))
+
+    def run(tuned: bool) -> list[Any]:
+        np.random.seed(0)
+        sampler, seen = make(), []
+        loader = DataLoader(Rows(), batch_sampler=sampler, num_workers=2, prefetch_factor=prefetch)
+        pipeline: Any = find(loader).pipeline if tuned else None
+        if tuned:
+            pipeline.prepare()
+        for number, batch in enumerate(loader):
+            rows = [int(row) for row in batch[:, 0]]
+            seen.append(rows)
+            sampler.step(rows)
+            for at, workers, window in plan if tuned else ():
+                if at == number:
+                    pipeline.resize({"load": workers, "load.window": window})
+            if tuned and number == release:
+                pipeline.release()
+        if tuned:
+            pipeline.close()
+        return seen
+
+    assert run(True) == run(False)
+
+
+def test_one_that_nobody_changes_is_read_ahead() -> None:
+    expected, _ = trained(Quiet(), epochs=1)
+    sampler, asked = Quiet(), []
+    loader = DataLoader(Rows(), batch_sampler=sampler, num_workers=2)
+    pipeline: Any = find(loader).pipeline
+    four, sampler.four = sampler.four, lambda: asked.append(1) or four()  # type: ignore[method-assign, func-returns-value]
+    pipeline.prepare()
+    seen = []
+    for number, batch in enumerate(loader):
+        seen.append([int(row) for row in batch[:, 0]])
+        if number == 0:
+            pipeline.resize({"load": 3, "load.window": 12})
+            assert len(asked) <= 5
+        if number == 20:
+            assert len(asked) == 21 + 12
+    assert seen == list(expected[:-1])
+    assert not pipeline.late_hints
+    pipeline.close()
+
+
+def test_one_that_the_training_changes_late_is_held_from_then_on() -> None:
+    sampler, asked = Prioritized(), []
+    loader = DataLoader(Rows(), batch_sampler=sampler, num_workers=2)
+    pipeline: Any = find(loader).pipeline
+    four, sampler.four = sampler.four, lambda: asked.append(1) or four()  # type: ignore[method-assign, func-returns-value]
+    pipeline.prepare()
+    pipeline.resize({"load": 3, "load.window": 12})
+    for number, batch in enumerate(loader):
+        if number >= 15:
+            sampler.step([int(row) for row in batch[:, 0]])
+        if number == 15:
+            pipeline._engines.sampling._due_s = 0.0  # a later look is due by the clock
+    assert pipeline.late_hints
+    load, window = pipeline.stages()
+    assert (load.high, window.low, window.high, window.current) == (4, 4, 4, 4)
+    pipeline.close()
+
+
+def test_a_loader_without_workers_reads_nothing_ahead() -> None:
+    sampler = Hard()
+    loader = DataLoader(Rows(), batch_sampler=sampler)
+    stock = []
+    for batch in loader:
+        stock.append([int(row) for row in batch[:, 0]])
+        sampler.step(stock[-1])
+    sampler, seen = Hard(), []
+    loader = DataLoader(Rows(), batch_sampler=sampler)
+    pipeline: Any = find(loader, workers_kind="process").pipeline
+    pipeline.prepare()
+    pipeline.resize({"load": 3, "load.window": 12})
+    for batch in loader:
+        seen.append([int(row) for row in batch[:, 0]])
+        sampler.step(seen[-1])
+    assert seen == stock
+    assert pipeline.stages()[0].high == 0
+    pipeline.close()
+
+
+@pytest.mark.parametrize("make", [Quiet, Prioritized, lambda: BatchSampler(range(ROWS), 4, False)])
+def test_a_kept_iterator_ends_with_its_loader_and_not_at_a_collection(make: Callable[[], Any]) -> None:
+    # Where the collector has closed their queues first, torch waits five seconds for each worker.
+    gc.collect()
+    gc.disable()
+    try:
+        loader = DataLoader(Rows(), batch_sampler=make(), num_workers=1, persistent_workers=True)
+        wrapped = live(loader, show_card=False)
+        for _ in wrapped:
+            pass
+        wrapped.close()
+        kept = weakref.ref(loader._iterator)
+        del loader, wrapped
+        assert kept() is None
+    finally:
+        gc.enable()
