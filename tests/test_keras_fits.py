@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ X = np.arange(2 * ROWS, dtype=np.float32).reshape(ROWS, 2)
 
 @pytest.fixture(autouse=True)
 def _loaded() -> None:
+    keras.utils.set_random_seed(3)  # a shuffle made before the first fit has no other seed than a later one
     tfdata.load()
 
 
@@ -50,10 +51,12 @@ class Told(keras.callbacks.Callback):  # type: ignore[misc]
         self.all.append({key: value for key, value in logs.items() if not key.startswith("intune/")})
 
 
-def told(given: dict[str, Any], *callbacks: Any, together: int = 1) -> tuple[list[Any], list[str]]:
+def told(
+    given: dict[str, Any], *callbacks: Any, together: int = 1, kind: type = keras.Sequential
+) -> tuple[list[Any], list[str]]:
     """Return what a fit told, and of what it warned."""
     keras.utils.set_random_seed(3)
-    model, note = keras.Sequential([keras.layers.Dense(1)]), Told()
+    model, note = kind([keras.layers.Input((2,)), keras.layers.Dense(1)]), Told()
     model.compile(keras.optimizers.SGD(1e-6), "mse", jit_compile=False, steps_per_execution=together)
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
@@ -129,3 +132,32 @@ def test_a_dataset_that_makes_its_own_iterators_keeps_them() -> None:
     assert told({"x": FirstTwo(rows())}, callback) == stock
     assert len(stock[0]) == 2 * (2 + 1)
     assert "FirstTwo" in callback.report["next"]
+
+
+class Whole(keras.Sequential):  # type: ignore[misc]
+    """Compiles its step with the fetch inside, as Keras did before 3.8."""
+
+    traced: ClassVar[list[int]] = []
+
+    def make_train_function(self, force: bool = False) -> None:
+        def step(iterator: Any) -> Any:
+            self.traced.append(1)
+            return self.train_step(next(iterator))
+
+        if self.train_function is None:
+            self.train_function = tf.function(step)
+
+
+@pytest.mark.parametrize("made", ["compiled", "not compiled", "in a way of its own"])
+def test_a_step_with_the_fetch_inside_is_compiled_once(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if made == "not compiled":
+        monkeypatch.setattr(tfdata, "is_compiled", lambda: False)
+        monkeypatch.setattr(tf_build, "begin", lambda: None)
+    data = FirstTwo if made == "in a way of its own" else lambda dataset: dataset
+    Whole.traced.clear()
+    stock, callback = told({"x": data(rows())}, kind=Whole), InTuneCallback(**EAGER)
+    times = len(Whole.traced)
+    assert told({"x": data(rows())}, callback, kind=Whole) == stock
+    assert len(Whole.traced) == 2 * times
+    assert callback.report["frozen"] is None
+    assert callback.report["whole"]["samples"] == (2 * 96 if made == "compiled" else 0)  # else nobody sees them

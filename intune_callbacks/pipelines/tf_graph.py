@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.ops import options as options_lib
 from tensorflow.python.framework import op_def_registry, ops
 
-from intune_callbacks.pipelines.tf_objects import held_bytes, why_not, wrappers
+from intune_callbacks.pipelines.tf_objects import held_bytes, made, why_not, wrappers
 
 __all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph", "attr", "functions_of"]
 
@@ -198,23 +197,20 @@ class DatasetGraph:
                 todo += functions_of(inner)
         return found
 
-    def build(self, graph: Any = None) -> Any:
-        """Return a dataset made from the graph as it is now.
-
-        Args:
-            graph: another `GraphDef` with the same names, such as a copy with other constants; by default our own.
-        """
-        graph = graph or self.graph
+    def maker(self) -> Any:
+        """Return the function that makes the variant tensor of the graph's dataset; the user's does not live by it."""
+        graph, captures, output = self.graph, self._captures, f"{self.output}:0"
 
         def make() -> Any:
             scope = ops.get_default_graph()
-            known = {f"{name}:0": scope.capture(tensor) for name, tensor in self._captures.items()}
-            return tf.graph_util.import_graph_def(graph, known, return_elements=[f"{self.output}:0"])[0]
+            known = {f"{name}:0": scope.capture(tensor) for name, tensor in captures.items()}
+            return tf.graph_util.import_graph_def(graph, known, return_elements=[output])[0]
 
-        function = tf.compat.v1.wrap_function(make, [])
-        built = dataset_ops._VariantDataset(function(), self.dataset.element_spec)
-        built._intune_keeps = (self.dataset, function)
-        return built
+        return tf.compat.v1.wrap_function(make, [])
+
+    def build(self) -> Any:
+        """Return a dataset made from the graph as it is now."""
+        return made(self.maker(), self.dataset)
 
     def _take_output(self) -> str:
         nodes = self.graph.node

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import structured_function
+from tensorflow.python.data.ops import dataset_ops, structured_function
 from tensorflow.python.framework import ops
 
 from intune_callbacks.pipelines.base import cpus_allowed
 
-__all__ = ["held_bytes", "threads_of", "why_not", "wrappers"]
+__all__ = ["held_bytes", "made", "threads_of", "why_not", "wrappers"]
 
 
 def why_not(dataset: Any) -> str:
@@ -42,6 +42,13 @@ def held_bytes(dataset: Any) -> int:
     held = [tensor for part in _datasets(dataset, set()) for tensor in getattr(part, "_tensors", ())]
     held += [tensor for wrapper in wrappers(dataset) for tensor in wrapper.function.captured_inputs]
     return sum(_tensor_bytes(tensor) for tensor in held)
+
+
+def made(maker: Any, dataset: Any) -> Any:
+    """Return a dataset of the variant tensor that `maker` makes; the user's, which it stands for, lives as long."""
+    built = dataset_ops._VariantDataset(maker(), dataset.element_spec)
+    built._intune_keeps = (dataset, maker)
+    return built
 
 
 def _datasets(dataset: Any, seen: set[int]) -> Iterator[Any]:

@@ -44,8 +44,8 @@ class Rewritten:
     notes: tuple[str, ...]
     hints: tuple[Hint, ...] = ()
 
-    def build(self, live: bool) -> Any:
-        """Return what is to be iterated; `live` as for `rewrite`."""
+    def options(self, live: bool) -> Any:
+        """Return the options of the dataset that is made from the graph; `live` as for `rewrite`."""
         options = tf.data.Options()
         # All other options of the user are inside the graph; this one is read in Python, when an iterator is saved.
         policy = self.graph.dataset.options().experimental_external_state_policy
@@ -58,7 +58,7 @@ class Rewritten:
             options.autotune.enabled = True
             # A map that returns what it gets would go, and its operation set the next map's number inside its lock.
             options.experimental_optimization.noop_elimination = False
-        return self.graph.build().with_options(options)
+        return options
 
 
 def rewrite(dataset: Any, pipeline: str, *, live: bool, cpus: int = 2, in_order: bool = True) -> Rewritten:

@@ -21,11 +21,11 @@ import tensorflow as tf
 from intune_callbacks.errors import InTuneError
 from intune_callbacks.pipelines import tf_build
 from intune_callbacks.pipelines.base import MAX_THREADS, MAX_WINDOW, clamp, cpus_allowed, windowed
+from intune_callbacks.pipelines.tf_built import Built, build, keep
 from intune_callbacks.pipelines.tf_graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import Native, load
 from intune_callbacks.pipelines.tf_objects import threads_of
-from intune_callbacks.pipelines.tf_rewrite import rewrite
 from intune_callbacks.pipelines.tf_stage import GraphStage, live_numbers
 from intune_callbacks.pipelines.tf_stats import SinkReading, StageCourse, StageReading
 from intune_callbacks.pipelines.tf_timed import timed
@@ -78,6 +78,7 @@ class DatasetPipeline:
         self._clock, self._high = clock, max_workers or MAX_THREADS
         self._key = f"{os.getpid()}/{uuid.uuid4().hex}"
         self._native: Native | None = None
+        self._built: Built | None = None
         self._awaited = self._must_begin = False
         self._stages: tuple[GraphStage, ...] = ()
         self._workers: dict[str, int] = {}
@@ -143,7 +144,7 @@ class DatasetPipeline:
 
     def release(self) -> None:
         """Give the user's dataset back for the next iterator; one that runs goes on as it is to its end."""
-        self.dataset = self._stock
+        self.dataset, self._built = self._stock, None
         if self._native is not None:
             self._look()
             self._native.release(self._key)
@@ -151,7 +152,10 @@ class DatasetPipeline:
 
     def close(self) -> None:
         """Release everything; nothing waits for a thread, for those of a stage end with its iterator."""
+        built = self._built
         self.release()
+        if built is not None:
+            keep(self._stock, built)
 
     def _begin_with(self, wait: bool) -> str:
         """Put our operations in place if they are there, or may be waited for; return what came of it."""
@@ -172,24 +176,24 @@ class DatasetPipeline:
             return f"the pipeline is left as it is: {type(error).__name__}: {_first_line(error)}"
 
     def _install(self, native: Native) -> str:
-        rewritten, why, cpus = None, "the pipeline is only timed", min(16, cpus_allowed())
+        built, why, cpus = None, "the pipeline is only timed", min(16, cpus_allowed())
         try:
             if self._own:
-                rewritten = rewrite(self._stock, self._key, live=self._live, cpus=cpus, in_order=self._in_order)
+                built = build(self._stock, self._key, live=self._live, cpus=cpus, in_order=self._in_order)
         except CannotRewrite as error:
             why = str(error)
-        if rewritten is None:
+        if built is None:
             self.dataset, self._native = timed(native, self._stock, self._key), native
             return why
-        self.dataset = rewritten.build(self._live)
-        self._native, self._stages, self.hints = native, rewritten.stages, rewritten.hints
+        self.dataset, self._built, self._key = built.dataset(self._stock), built, built.key
+        self._native, self._stages, self.hints = native, built.stages, built.hints
         for stage in self._stages:
             self._courses[stage.name] = StageCourse()
             self._found(stage, max(1, stage.value, stage.workers))
             if self._live:
                 self._begin(stage, native)
         what = live_numbers(self._stages) if self._live else "the pipeline is only watched"
-        return "; ".join([what, *rewritten.notes])
+        return "; ".join([what, *built.notes])
 
     def _begin(self, stage: GraphStage, native: Native) -> None:
         if stage.unbounded:

@@ -80,7 +80,8 @@ class Fit(TunedFit):
         if not self.why:
             with self.guarded("the first look at the training data"):
                 self.data = TrainData(iterator)
-                self._attach(self.data)
+                # Not `callback.model`, which brings the state of a training on JAX into its model.
+                self._attach(self.data, getattr(getattr(callback, "_model", None), "train_function", None))
             # `on_train_end` is not called after an exception; then this fit ends with its iterator, or with Python.
             self._finalizer = weakref.finalize(iterator, _abandoned, self)
         tuner = self.begin(self.pipeline, self._local_ranks)
@@ -187,7 +188,7 @@ class Fit(TunedFit):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _attach(self, data: TrainData) -> None:
+    def _attach(self, data: TrainData, step: Any) -> None:
         config, tune = self.config, self.config.mode == "tune"
         self.why = data.why
         self._timer = LoopTimer(self._read, self._clock, data.together)
@@ -216,7 +217,7 @@ class Fit(TunedFit):
                 if data.own:
                     self.pipeline = sink
                     self._source = weakref.ref(data.dataset)
-        data.time(self._fetches, self._watched)
+        data.time(self._fetches, self._watched, step)
         if data.on_torch:
             self._cuda = cuda_wait()
 

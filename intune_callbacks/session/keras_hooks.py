@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 from intune_callbacks.session.samples import Samples
@@ -136,19 +136,22 @@ class TrainData:
         """Set an attribute of Keras's adapter till the end of the fit."""
         self._replace(self.adapter, name, value)
 
-    def time(self, fetches: Fetches, watched: Callable[[], int]) -> None:
+    def time(self, fetches: Fetches, watched: Callable[[], int], step: Any) -> None:
         """Send the fetches of every iterator nobody else watches through Python, where they are counted.
 
         Without that the fetches of TensorFlow are part of its compiled step. They stay so where a compiled loop takes
         several: in Python the same steps take several times as long, and the last few of an epoch are not told to the
-        callbacks.
+        callbacks. They also stay so where the step is compiled with the fetch inside, as in Keras before 3.8 and by a
+        `make_train_function` of the user's: given one of ours it would be traced anew in each epoch.
 
         Args:
             fetches: counts them.
             watched: how many iterators have been made so far that are timed in another way.
+            step: the function that Keras gives its iterator to, at each step.
         """
         iterator = self._iterator()
-        if iterator is None or (not self.in_python and (self.dataset is None or self.together > 1)):
+        in_graph = self.dataset is None or self.together > 1 or not _is_in_python(step)
+        if iterator is None or (not self.in_python and in_graph):
             return
         # Not a bound method: a cycle would keep the object alive after its fit.
         stock, owner = type(iterator)._get_iterator, self._iterator
@@ -265,6 +268,10 @@ def _batched_by(dataset: Any, tensorflow: Any) -> int | None:
         inputs: Any = dataset._inputs() if callable(getattr(dataset, "_inputs", None)) else ()
         dataset = inputs[0] if len(inputs) == 1 else None
     return None
+
+
+def _is_in_python(step: Any) -> bool:
+    return isinstance(step, FunctionType) and step.__module__.startswith("keras.")
 
 
 def _is_dataset(value: Any) -> bool:
