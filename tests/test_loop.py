@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import gc
@@ -312,6 +313,46 @@ def test_a_second_one_of_the_same_loader_ends_the_first(capsys: pytest.CaptureFi
     assert second.close()["samples"] == ROWS
     assert capsys.readouterr().out.count("InTune  ") == 1
     assert "_get_iterator" not in vars(loader)
+
+
+def test_threads_may_begin_loops_at_once() -> None:
+    failed: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            held = [live([1, 2], mode="observe", show_card=False) for _ in range(60)]
+            assert len(list(held[0])) == 2
+        except BaseException as error:
+            failed.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=begin) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+    finally:
+        sys.setswitchinterval(before)
+    assert not failed
+
+
+@pytest.mark.parametrize("end", ["closed", "broken"])
+def test_a_card_that_nobody_can_read_costs_the_card(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stdout = os.fdopen(writing, "w", buffering=1)
+    if end == "closed":
+        with contextlib.suppress(BrokenPipeError):
+            stdout.close()
+    monkeypatch.setattr(sys, "stdout", stdout)
+    loader = live(DataLoader(Slow(0.0), batch_size=BATCH))
+    assert len(list(loader)) == ROWS // BATCH
+    report = loader.close()
+    with contextlib.suppress(OSError, ValueError):
+        stdout.close()
+    assert report["steps"] and report["frozen"] is None
 
 
 def test_what_is_done_in_a_pause_or_behind_the_loop_is_no_step(tmp_path: Path) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import decimal
+import importlib
 import itertools
 import os
 import subprocess
+import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -44,6 +48,10 @@ def quotient(_: int) -> float:
 def odd(_: int) -> float:
     warnings.warn("a sample is odd", stacklevel=1)
     return 1.0
+
+
+def imported(_: int) -> int:
+    return int(importlib.import_module("imported_slowly").VALUE)
 
 
 SAMPLES: dict[str, Callable[[int], Any]] = {
@@ -139,19 +147,21 @@ AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 class Told(Dataset[Any]):
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
+    def __init__(self, *fns: Callable[[int], Any]) -> None:
+        self.fns = fns
 
     def __len__(self) -> int:
         return 80
 
     def __getitem__(self, index: int) -> Any:
-        return [index, *(SAMPLES[name](index) for name in self.names)]
+        return [index, *(fn(index) for fn in self.fns)]
 
 
 def trained(names: list[str], tuned: bool, method: str = "fork") -> list[Any]:
     """Each batch is asked for inside what the training does around it, but the iterator is made outside."""
-    loader = DataLoader(Told(names), batch_size=4, num_workers=2, multiprocessing_context=method)
+    loader = DataLoader(
+        Told(*(SAMPLES[name] for name in names)), batch_size=4, num_workers=2, multiprocessing_context=method
+    )
     pipeline = MapLoader(loader, clock=Clock()) if tuned else None
     seen: list[Any] = []
     if pipeline is not None:
@@ -182,7 +192,7 @@ def test_samples_are_those_of_the_stock_loader(tmp_path: Path, monkeypatch: pyte
 
 def test_a_pipe_that_the_training_closes_is_at_its_end() -> None:
     """Each worker that started meanwhile would hold it open: whoever reads from it waits for these, too."""
-    loader = DataLoader(Told([]), batch_size=4, num_workers=2)
+    loader = DataLoader(Told(), batch_size=4, num_workers=2)
     pipeline = MapLoader(loader, clock=Clock())
     pipeline.prepare()
     try:
@@ -199,6 +209,29 @@ def test_a_pipe_that_the_training_closes_is_at_its_end() -> None:
         assert len(list(batches)) == 7
     finally:
         pipeline.close()
+
+
+def test_a_module_that_another_thread_is_importing_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the fork that thread holds the module's lock, which nobody would give back."""
+    (tmp_path / "imported_slowly.py").write_text("import time\nBEGUN = True\ntime.sleep(0.7)\nVALUE = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    loader = DataLoader(Told(imported), batch_size=4, num_workers=2, timeout=30.0)
+    pipeline = MapLoader(loader, clock=Clock())
+    pipeline.prepare()
+    other = threading.Thread(target=importlib.import_module, args=("imported_slowly",))
+    try:
+        batches = iter(loader)
+        next(batches)
+        other.start()
+        while not hasattr(sys.modules.get("imported_slowly"), "BEGUN"):
+            time.sleep(0.01)
+        pipeline.resize({"load": 4})
+        assert all(batch[1].tolist() == [3] * 4 for batch in batches)
+    finally:
+        pipeline.close()
+        other.join(30.0)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

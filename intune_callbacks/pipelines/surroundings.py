@@ -7,9 +7,11 @@ batch, behind an ``os.chdir``, or while the training writes into a pipe whose en
 from __future__ import annotations
 
 import contextvars
+import importlib
 import os
 import stat
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -33,9 +35,9 @@ class Surroundings:
         directory: the working directory, None where there is none any more.
         environment: of the process, None where another thread changed it meanwhile.
         cpus: those the thread may run on, None where that cannot be read.
-        pipes: descriptors of open pipes and sockets, and which these are; None where a process inherits none.
+        pipes: descriptors of open pipes, and which these are; None where a process inherits none.
         thread: what else a fork copies of the thread; a new interpreter begins without it.
-        strange: descriptors of pipes and sockets that were opened since then.
+        strange: descriptors of pipes that were opened since then.
     """
 
     directory: str | None
@@ -115,6 +117,8 @@ class Thread:
 
     def run(self, work: Callable[[], None]) -> None:
         """Do some work with what was in force then."""
+        with suppress(Exception):  # a version of Python that imports in another way
+            _forget_imports_of_others()
         warnings.resetwarnings()
         warnings.filters[:] = self._filters  # type: ignore[index]
         self._context.run(self._run, work)
@@ -126,6 +130,16 @@ class Thread:
                 with suppress(Exception):
                     _to_torch(sys.modules["torch"], inference, *self._torch)
             work()
+
+
+def _forget_imports_of_others() -> None:
+    """Have imported anew what another thread was importing at the fork: it is not here to end that."""
+    locks = importlib._bootstrap._module_locks  # type: ignore[attr-defined]
+    for name, held in list(locks.items()):
+        lock = held()
+        if lock is not None and lock.owner not in (None, threading.get_ident()):
+            del locks[name]
+            sys.modules.pop(name, None)
 
 
 def _of_torch(torch: Any) -> tuple[Any, ...]:
@@ -152,7 +166,7 @@ def _to_torch(
 
 
 def _pipes() -> dict[int, tuple[int, int]] | None:
-    """Return the descriptors of pipes and sockets this process has open; None where that cannot be read."""
+    """Return the descriptors of pipes this process has open; None where that cannot be read."""
     try:
         descriptors = [int(name) for name in os.listdir(DESCRIPTORS)]
     except (OSError, ValueError):
@@ -161,7 +175,9 @@ def _pipes() -> dict[int, tuple[int, int]] | None:
     for fd in descriptors:
         with suppress(OSError):  # closed meanwhile
             seen = os.fstat(fd)
-            if stat.S_ISFIFO(seen.st_mode) or stat.S_ISSOCK(seen.st_mode):
+            # No sockets: libraries speak to their servers by one that all processes have, as torch to the one that
+            # keeps its shared files.
+            if stat.S_ISFIFO(seen.st_mode):
                 found[fd] = seen.st_dev, seen.st_ino
     return found
 
