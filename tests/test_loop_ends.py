@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pkgutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -192,3 +194,43 @@ def test_an_error_in_the_dataset_is_the_users() -> None:
         for _ in loader:
             pass
     assert loader.close()["samples"] <= 100
+
+
+def test_threads_may_begin_loops_at_once() -> None:
+    failed: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            held = [live([1, 2], mode="observe", show_card=False) for _ in range(60)]
+            assert len(list(held[0])) == 2
+        except BaseException as error:
+            failed.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=begin) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+    finally:
+        sys.setswitchinterval(before)
+    assert not failed
+
+
+@pytest.mark.parametrize("end", ["closed", "broken"])
+def test_a_card_that_nobody_can_read_costs_the_card(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stdout = os.fdopen(writing, "w", buffering=1)
+    if end == "closed":
+        with contextlib.suppress(BrokenPipeError):
+            stdout.close()
+    monkeypatch.setattr(sys, "stdout", stdout)
+    loader = live(DataLoader(Slow(0.0), batch_size=BATCH))
+    assert len(list(loader)) == ROWS // BATCH
+    report = loader.close()
+    with contextlib.suppress(OSError, ValueError):
+        stdout.close()
+    assert report["steps"] and report["frozen"] is None

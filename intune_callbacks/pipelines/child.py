@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from intune_callbacks.pipelines.payload import inherited
+from intune_callbacks.pipelines.surroundings import Surroundings
 from intune_callbacks.pipelines.wire import Reducer, Wire
 
 __all__ = ["Given", "Starts", "child_main"]
@@ -41,6 +42,7 @@ def child_main(
     worker_id: int,
     reducer: Reducer | None,
     starter: int | None,
+    surroundings: Surroundings,
 ) -> None:
     """Be a worker process; called in one.
 
@@ -54,6 +56,7 @@ def child_main(
         worker_id: workers started before.
         reducer: pickling of special types.
         starter: the process to end with, None where the starting thread may end before it.
+        surroundings: that it is to work in.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -68,6 +71,10 @@ def child_main(
     def is_needed() -> bool:
         return os.getppid() == parent
 
+    surroundings.run(lambda: _work(wire, given, parts, worker_id, is_needed))
+
+
+def _work(wire: Wire, given: Given | None, parts: Sequence[Any], worker_id: int, is_needed: Callable[[], bool]) -> None:
     fn: Callable[[Any], Any] | None = None
     start: Starts | None = None
     broken: Exception | None = None

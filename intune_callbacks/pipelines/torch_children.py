@@ -7,6 +7,7 @@ from typing import Any
 from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import CHANGED
+from intune_callbacks.pipelines.surroundings import Surroundings
 from intune_callbacks.pipelines.torch_engine import Engines
 from intune_callbacks.pipelines.workers import ProcessPool
 
@@ -14,7 +15,7 @@ __all__ = ["Children"]
 
 
 class Children:
-    """None before they are needed; all of them with the dataset as it was when the iterator began.
+    """None before they are needed; all of them with dataset and surroundings as they were when the iterator began.
 
     Args:
         engines: what all iterators of the loader share.
@@ -27,6 +28,7 @@ class Children:
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._given = engines.given()
+        self._surroundings = Surroundings.now()
         self.pool: ProcessPool | None = None
         self.base_seed = 0
 
@@ -38,7 +40,7 @@ class Children:
         """
         if self.pool is None:
             self.check()
-            self.pool = self._engines.pool(self.base_seed)
+            self.pool = self._engines.pool(self.base_seed, self._surroundings)
         return self.pool
 
     def first(self) -> int:

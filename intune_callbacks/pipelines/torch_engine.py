@@ -15,6 +15,7 @@ from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.hold import Hold
+from intune_callbacks.pipelines.surroundings import Surroundings
 from intune_callbacks.pipelines.torch_carry import Carry
 from intune_callbacks.pipelines.torch_reach import dataset_of
 from intune_callbacks.pipelines.torch_sampler import SamplerWatch
@@ -181,18 +182,19 @@ class Engines:
 
     # -- ours ----------------------------------------------------------------------------------------------------
 
-    def pool(self, base_seed: int) -> ProcessPool | None:
+    def pool(self, base_seed: int, surroundings: Surroundings) -> ProcessPool | None:
         """Return a pool without children yet; None for threads.
 
         Args:
             base_seed: of the epoch.
+            surroundings: of its iterator's begin.
         """
         if self.kind != "process":
             return None
         loader = self.loader
         start = Start(dataset_of(loader), loader.worker_init_fn, base_seed, loader.num_workers)
         context = context_of(loader.multiprocessing_context)
-        return ProcessPool(Fetch(loader, start), context, start, Carry, self.startup)
+        return ProcessPool(Fetch(loader, start), context, start, Carry, self.startup, surroundings)
 
     def given(self) -> Any:
         """Return the plain values that dataset and collate function hold now, None where no process gets a copy."""

@@ -14,6 +14,7 @@ from torch.utils.data._utils import worker as torch_worker
 from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
+from intune_callbacks.pipelines.surroundings import Surroundings
 from intune_callbacks.pipelines.torch_calls import Batch, Evaluate, Task, restore, states
 from intune_callbacks.pipelines.torch_carry import Carry
 from intune_callbacks.pipelines.torch_engine import pinning
@@ -85,6 +86,7 @@ class Jobs:
         self.credits = self._context.Semaphore(0)
         self._evaluate, self._finish = Evaluate(loader), pinning(loader)
         self._given = plain_values((self._dataset, self._collate))
+        self._surroundings = Surroundings.now()
         self.why_not = ""
         self.wanted = self.running = self.base_seed = self._granted = 0
         self._queue: deque[Job] = deque()
@@ -129,7 +131,7 @@ class Jobs:
 
     def _new_pool(self) -> ProcessPool:
         start = Start(self._dataset, self._init, self.base_seed, self._workers)
-        return ProcessPool(self._evaluate, self._context, start, Carry, self._startup)
+        return ProcessPool(self._evaluate, self._context, start, Carry, self._startup, self._surroundings)
 
     def _settle(self) -> None:
         """Have as many credits out as there are helpers (lock held); one that is in use comes back with its batch."""

@@ -12,6 +12,7 @@ from typing import Any
 from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.child import Given, Starts, child_main
 from intune_callbacks.pipelines.payload import Payload
+from intune_callbacks.pipelines.surroundings import Surroundings
 from intune_callbacks.pipelines.wire import Reducer, Wire
 from intune_callbacks.pipelines.worker import READY_S, Child, Told
 from intune_callbacks.pipelines.worker_cost import Startup, WorkerMemory
@@ -47,6 +48,7 @@ class ProcessPool:
             in its `told` in all of them before they compute.
         reducer: pickling of special types.
         startup: where the seconds spent starting children are added up.
+        surroundings: of all children; by default those of now.
     """
 
     def __init__(
@@ -56,12 +58,15 @@ class ProcessPool:
         start: Starts | None = None,
         reducer: Reducer | None = None,
         startup: Startup | None = None,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self.startup = startup or Startup()
         self._given: Given = (fn, start)
         self._context, self._reducer = context, reducer
         self._payload: Payload | None = None
-        self._is_sent = context.get_start_method() in SENDING
+        method = str(context.get_start_method())
+        self._is_sent = method in SENDING
+        self._surroundings = (surroundings or Surroundings.now()).inherited_by(method)
         self._idle: list[tuple[Child, float]] = []
         self._reaper: threading.Timer | None = None
         self._all: dict[int, Child] = {}
@@ -126,11 +131,12 @@ class ProcessPool:
         with _starting:
             worker_id, payload = self._count, self._sent()
             given, parts = (self._given, []) if payload is None else (None, payload.parts)
+            surroundings = self._surroundings.at_start()
             ours, theirs = self._context.Pipe(duplex=True)
             try:
                 process = self._context.Process(  # type: ignore[attr-defined]
                     target=child_main,
-                    args=(theirs, given, parts, worker_id, self._reducer, self._starter()),
+                    args=(theirs, given, parts, worker_id, self._reducer, self._starter(), surroundings),
                     daemon=True,
                 )
                 process.start()

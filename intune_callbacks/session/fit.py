@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,8 @@ class TunedFit:
             if report is not None:
                 if show_card and self.show_card and self.rank == 0:
                     is_there = self._named is not None and self._named.absolute() == self.run_dir
-                    show(report, self._named if is_there else self.run_dir)
+                    with suppress(OSError, ValueError):  # nobody reads it: stdout is closed, or its reader is gone
+                        show(report, self._named if is_there else self.run_dir)
                 return report.to_json()
         return {}
 

@@ -34,7 +34,7 @@ __all__ = ["Fit"]
 # The model has run once, so it has told where: looked for CUDA only then.
 MEET_CUDA_AT = 2
 
-_open: weakref.WeakSet[Fit] = weakref.WeakSet()
+_open: weakref.WeakValueDictionary[int, Fit] = weakref.WeakValueDictionary()  # no set: other threads add to it
 
 
 class Fit(TunedFit):
@@ -70,7 +70,7 @@ class Fit(TunedFit):
         self._ended: StepTotals | None = None
         self._process, self._thread = os.getpid(), threading.get_ident()
         self.begin(self._pipeline, local_ranks)
-        _open.add(self)
+        _open[id(self)] = self
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Fit(TunedFit):
         if self.is_closed or self.tuner is None:
             return
         self.is_closed = True
-        _open.discard(self)
+        _open.pop(id(self), None)
         self._take_note()
         left = self._timer.left()
         self.pause()
@@ -255,8 +255,8 @@ class Fit(TunedFit):
     def _close_others(self) -> None:
         """End the fits that have one of these loaders: two would patch it over each other."""
         mine = {id(loader) for loader in self._loaders}
-        for other in list(_open):
-            if mine & {id(loader) for loader in other._loaders}:
+        for other in [held() for held in _open.valuerefs()]:
+            if other is not None and mine & {id(loader) for loader in other._loaders}:
                 other.close(show_card=True)
 
     def _epoch_begin(self) -> None:

@@ -1,0 +1,191 @@
+"""What a worker process takes over from the training process without being given it, as stock workers would have it.
+
+Those start with their iterator, ours in the middle of an epoch: inside a ``with torch.autocast(...)`` around that
+batch, behind an ``os.chdir``, or while the training writes into a pipe whose end another process waits for.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import importlib
+import os
+import stat
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Surroundings"]
+
+DEVICES = ("cpu", "cuda")
+"""Kinds of devices whose autocast is looked at: a dataset computes on no other."""
+DESCRIPTORS, STDERR = "/proc/self/fd", 2
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What belongs to this process, and to the thread that trains.
+
+    Args:
+        directory: the working directory, None where there is none any more.
+        environment: of the process, None where another thread changed it meanwhile.
+        cpus: those the thread may run on, None where that cannot be read.
+        pipes: descriptors of open pipes, and which these are; None where a process inherits none.
+        thread: what else a fork copies of the thread; a new interpreter begins without it.
+        strange: descriptors of pipes that were opened since then.
+    """
+
+    directory: str | None
+    environment: dict[str, str] | None = None
+    cpus: set[int] | None = None
+    pipes: dict[int, tuple[int, int]] | None = None
+    thread: Thread | None = None
+    strange: tuple[int, ...] = ()
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        """Return them as they are; called in the thread that trains."""
+        directory = environment = cpus = None
+        with suppress(OSError):
+            directory = os.getcwd()
+        with suppress(RuntimeError):
+            environment = dict(os.environ)
+        with suppress(OSError, AttributeError):
+            cpus = os.sched_getaffinity(0)
+        return cls(directory, environment, cpus, _pipes(), Thread())
+
+    def inherited_by(self, method: str) -> Surroundings:
+        """Return what of them a process has at its start.
+
+        Args:
+            method: ``fork``, ``spawn`` or ``forkserver``; the last one's come from its server.
+        """
+        if method == "fork":
+            return self
+        return (
+            Surroundings(self.directory, self.environment, self.cpus)
+            if method == "spawn"
+            else Surroundings(self.directory)
+        )
+
+    def at_start(self) -> Surroundings:
+        """Return the same for a process that is about to start, which inherits what is open now."""
+        if self.pipes is None:
+            return self
+        strange = (fd for fd, which in (_pipes() or {}).items() if self.pipes.get(fd) != which)
+        return replace(self, strange=tuple(fd for fd in strange if fd > STDERR))
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Put them into force in this process, as far as that is possible, and do the work of it.
+
+        Args:
+            work: what it was started for.
+        """
+        with suppress(OSError):
+            _let_go(self.strange)
+        if self.directory is not None:
+            with suppress(OSError):
+                os.chdir(self.directory)
+        if self.environment is not None and self.environment != dict(os.environ):
+            os.environ.clear()
+            os.environ.update(self.environment)
+        if self.cpus is not None:
+            with suppress(OSError, AttributeError):
+                os.sched_setaffinity(0, self.cpus)
+        if self.thread is None:
+            work()
+        else:
+            self.thread.run(work)
+
+
+class Thread:
+    """What Python, numpy and torch hold for the running thread, or for the process: made in it."""
+
+    def __init__(self) -> None:
+        self._context = contextvars.copy_context()
+        self._filters = list(warnings.filters)
+        self._numpy = np.geterr()
+        torch = sys.modules.get("torch")
+        self._torch: tuple[Any, ...] | None = None
+        with suppress(Exception):  # what a version of torch lacks
+            self._torch = None if torch is None else _of_torch(torch)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do some work with what was in force then."""
+        with suppress(Exception):  # a version of Python that imports in another way
+            _forget_imports_of_others()
+        warnings.resetwarnings()
+        warnings.filters[:] = self._filters  # type: ignore[index]
+        self._context.run(self._run, work)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        np.seterr(**self._numpy)
+        with ExitStack() as inference:
+            if self._torch is not None:
+                with suppress(Exception):
+                    _to_torch(sys.modules["torch"], inference, *self._torch)
+            work()
+
+
+def _forget_imports_of_others() -> None:
+    """Have imported anew what another thread was importing at the fork: it is not here to end that."""
+    locks = importlib._bootstrap._module_locks  # type: ignore[attr-defined]
+    for name, held in list(locks.items()):
+        lock = held()
+        if lock is not None and lock.owner not in (None, threading.get_ident()):
+            del locks[name]
+            sys.modules.pop(name, None)
+
+
+def _of_torch(torch: Any) -> tuple[Any, ...]:
+    """Return inference and grad mode, the default dtype, autocast, and modes such as a default device."""
+    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in DEVICES}
+    modes = torch.overrides._get_current_function_mode_stack()
+    return torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.get_default_dtype(), autocast, modes
+
+
+def _to_torch(
+    torch: Any, held: ExitStack, inference: bool, grad: bool, dtype: Any, autocast: dict[str, Any], modes: list[Any]
+) -> None:
+    if inference != torch.is_inference_mode_enabled():
+        held.enter_context(torch.inference_mode(inference))
+    torch.set_grad_enabled(grad)
+    torch.set_default_dtype(dtype)
+    for kind, (enabled, kind_dtype) in autocast.items():
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, kind_dtype)
+    while torch.overrides._get_current_function_mode_stack():
+        torch.overrides._pop_mode()
+    for mode in modes:
+        torch.overrides._push_mode(mode)
+
+
+def _pipes() -> dict[int, tuple[int, int]] | None:
+    """Return the descriptors of pipes this process has open; None where that cannot be read."""
+    try:
+        descriptors = [int(name) for name in os.listdir(DESCRIPTORS)]
+    except (OSError, ValueError):
+        return None
+    found = {}
+    for fd in descriptors:
+        with suppress(OSError):  # closed meanwhile
+            seen = os.fstat(fd)
+            # No sockets: libraries speak to their servers by one that all processes have, as torch to the one that
+            # keeps its shared files.
+            if stat.S_ISFIFO(seen.st_mode):
+                found[fd] = seen.st_dev, seen.st_ino
+    return found
+
+
+def _let_go(descriptors: tuple[int, ...]) -> None:
+    """Hold open no more what these stand for: as long as any process does, its other end waits."""
+    if descriptors:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in descriptors:  # not closed: the next file would get the number, and be closed by whoever had it
+            os.dup2(nothing, fd, inheritable=False)
+        os.close(nothing)

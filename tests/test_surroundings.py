@@ -1,0 +1,242 @@
+"""Worker processes that start in the middle of an epoch work in what the stock ones, which start with it, work in."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import decimal
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader, Dataset
+
+from intune_callbacks.pipelines.torch_loader import MapLoader
+from intune_callbacks.types import Clock
+
+MATRIX = torch.rand(4, 4, generator=torch.Generator().manual_seed(1))
+OF_THE_TRAINING = contextvars.ContextVar("OF_THE_TRAINING", default=1)
+
+
+def slope(_: int) -> float:
+    at = torch.tensor(3.0, requires_grad=True)
+    return float(torch.autograd.grad(at * at, at)[0])
+
+
+def quotient(_: int) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return float(np.float64(1.0) / np.float64(0.0))
+
+
+def odd(_: int) -> float:
+    warnings.warn("a sample is odd", stacklevel=1)
+    return 1.0
+
+
+def imported(_: int) -> int:
+    return int(importlib.import_module("imported_slowly").VALUE)
+
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "directory": lambda index: float(Path("beside.txt").read_text()),
+    "environment": lambda index: float(os.environ.get("OF_THE_TRAINING", "1")),
+    "cpus": lambda index: len(os.sched_getaffinity(0)),
+    "context": lambda index: OF_THE_TRAINING.get(),
+    "decimal": lambda index: float(decimal.Decimal(1) / decimal.Decimal(3)),
+    "warnings": odd,
+    "numpy": quotient,
+    "autocast": lambda index: (MATRIX @ MATRIX).float(),
+    "grad": slope,
+    "inference": slope,
+    "dtype": lambda index: torch.zeros(2).element_size(),
+    "mode": lambda index: torch.ones(2) + index,
+}
+
+
+@contextlib.contextmanager
+def elsewhere() -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def cpus_of_one() -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(sorted(before)[:1]))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def another_value() -> Iterator[None]:
+    before = OF_THE_TRAINING.set(2)
+    try:
+        yield
+    finally:
+        OF_THE_TRAINING.reset(before)
+
+
+@contextlib.contextmanager
+def another_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def warnings_are_errors() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@contextlib.contextmanager
+def another_variable() -> Iterator[None]:
+    os.environ["OF_THE_TRAINING"] = "2"
+    try:
+        yield
+    finally:
+        del os.environ["OF_THE_TRAINING"]
+
+
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        return 2 * made if function is torch.ones else made
+
+
+AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "directory": elsewhere,
+    "environment": another_variable,
+    "cpus": cpus_of_one,
+    "context": another_value,
+    "decimal": lambda: decimal.localcontext(decimal.Context(prec=3)),
+    "warnings": warnings_are_errors,
+    "numpy": lambda: np.errstate(all="raise"),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "dtype": another_dtype,
+    "mode": Doubled,
+}
+
+
+class Told(Dataset[Any]):
+    def __init__(self, *fns: Callable[[int], Any]) -> None:
+        self.fns = fns
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> Any:
+        return [index, *(fn(index) for fn in self.fns)]
+
+
+def trained(names: list[str], tuned: bool, method: str = "fork") -> list[Any]:
+    """Each batch is asked for inside what the training does around it, but the iterator is made outside."""
+    loader = DataLoader(
+        Told(*(SAMPLES[name] for name in names)), batch_size=4, num_workers=2, multiprocessing_context=method
+    )
+    pipeline = MapLoader(loader, clock=Clock()) if tuned else None
+    seen: list[Any] = []
+    if pipeline is not None:
+        pipeline.prepare()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            batches = iter(loader)
+        for number in range(20):
+            with ExitStack() as stack:
+                for name in names:
+                    stack.enter_context(AROUND[name]())
+                if pipeline is not None:
+                    pipeline.resize({"load": 3 + number % 3 if method == "fork" else 3, "load.window": 8})
+                batch = next(batches)
+            seen.append([part.tolist() if isinstance(part, torch.Tensor) else part for part in batch])
+    finally:
+        if pipeline is not None:
+            pipeline.close()
+    return seen
+
+
+def test_samples_are_those_of_the_stock_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.txt").write_text("7")
+    monkeypatch.chdir(tmp_path)
+    assert trained(list(SAMPLES), tuned=True) == trained(list(SAMPLES), tuned=False)
+
+
+def test_a_pipe_that_the_training_closes_is_at_its_end() -> None:
+    """Each worker that started meanwhile would hold it open: whoever reads from it waits for these, too."""
+    loader = DataLoader(Told(), batch_size=4, num_workers=2)
+    pipeline = MapLoader(loader, clock=Clock())
+    pipeline.prepare()
+    try:
+        batches = iter(loader)
+        next(batches)
+        cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            pipeline.resize({"load": 4})
+            assert len(list(itertools.islice(batches, 12))) == 12 and pipeline.stages()[0].current == 4
+            assert cat.communicate(b"all", timeout=20.0)[0] == b"all"
+        finally:
+            cat.kill()
+            cat.communicate()
+        assert len(list(batches)) == 7
+    finally:
+        pipeline.close()
+
+
+def test_a_module_that_another_thread_is_importing_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the fork that thread holds the module's lock, which nobody would give back."""
+    (tmp_path / "imported_slowly.py").write_text("import time\nBEGUN = True\ntime.sleep(0.7)\nVALUE = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    loader = DataLoader(Told(imported), batch_size=4, num_workers=2, timeout=30.0)
+    pipeline = MapLoader(loader, clock=Clock())
+    pipeline.prepare()
+    other = threading.Thread(target=importlib.import_module, args=("imported_slowly",))
+    try:
+        batches = iter(loader)
+        next(batches)
+        other.start()
+        while not hasattr(sys.modules.get("imported_slowly"), "BEGUN"):
+            time.sleep(0.01)
+        pipeline.resize({"load": 4})
+        assert all(batch[1].tolist() == [3] * 4 for batch in batches)
+    finally:
+        pipeline.close()
+        other.join(30.0)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_new_interpreter_begins_as_a_stock_one(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.txt").write_text("7")
+    monkeypatch.chdir(tmp_path)
+    names = ["directory", "environment", "autocast", "numpy", "dtype"]
+    assert trained(names, tuned=True, method=method) == trained(names, tuned=False, method=method)
