@@ -19,12 +19,7 @@ class Owner(Protocol):
 
 
 class TimedIterator:
-    """Hands on the batches of the iterator behind it and times each fetch.
-
-    Args:
-        inner: a stock iterator.
-        owner: of the loader.
-    """
+    """Hands on the batches of the iterator behind it and times each fetch."""
 
     def __init__(self, inner: Iterator[Any], owner: Owner) -> None:
         self._inner, self._owner = inner, owner
@@ -36,7 +31,7 @@ class TimedIterator:
     def __next__(self) -> Any:
         inner, followed = self._inner, self._followed
         try:
-            batch = self._owner.watch.fetch(inner)
+            batch = self._owner.watch.fetch(inner.__next__)
         except BaseException as error:
             followed.stopped(inner, error)
             raise

@@ -33,8 +33,6 @@ class Engines:
     """Builds the stock engine of one loader and ours, and holds what both have in common.
 
     Args:
-        loader: the user's map-style loader.
-        clock: wall and CPU clock.
         kind: ``process`` or ``thread``.
         in_order: False lets ours deliver batches as they are finished.
 
@@ -96,7 +94,6 @@ class Engines:
         """Note that workers could not be started: what is in force now becomes what is wanted.
 
         Args:
-            error: why.
             engine: the running one, with the workers it has; None when the stock engine goes on.
         """
         pass_on(error)
@@ -146,11 +143,7 @@ class Engines:
     # -- ours ----------------------------------------------------------------------------------------------------
 
     def pool(self, base_seed: int) -> ProcessPool | None:
-        """Return a pool without children yet; None for threads.
-
-        Args:
-            base_seed: of the epoch.
-        """
+        """Return a pool without children yet; None for threads."""
         if self.kind != "process":
             return None
         loader = self.loader
@@ -166,10 +159,8 @@ class Engines:
         """Return our engine with its first workers; the source has not been touched.
 
         Args:
-            source: numbered indices.
             pulled: batches of the epoch that were pulled before.
             pool: the children; None computes in threads.
-            workers: the first ones.
 
         Raises:
             Exception: a worker could not be started; then none is left.
@@ -256,9 +247,6 @@ class Kept:
     """Stands for an iterator that the loader keeps (`persistent_workers`) and whose workers have ended with a training.
 
     A loader without one would draw a seed for a new one, and from then on other orders than those of stock.
-
-    Args:
-        base_seed: of the iterator.
     """
 
     def __init__(self, base_seed: int) -> None:

@@ -15,11 +15,7 @@ KEPT = "_intune_transform"
 
 
 def hook_of(dataset: Any) -> Callable[[], None] | None:
-    """Return what a worker does to its copy of a dataset, None where the last step is not known.
-
-    Args:
-        dataset: any.
-    """
+    """Return what a worker does to its copy of a dataset, None where the last step is not known."""
     if _is_of(dataset, "streaming.base.dataset", "StreamingDataset", "__iter__"):
         return partial(_hook_mosaic, dataset)
     if _is_of(dataset, "litdata.streaming.dataset", "StreamingDataset", "__iter__", "__next__", "__getitem__"):
