@@ -195,13 +195,7 @@ def allocation(values: Mapping[str, object], windows: Mapping[str, object]) -> s
 
 
 def changed(before: Mapping[str, object], after: Mapping[str, object], arrow: str = ARROW) -> str:
-    """Return what differs between two allocations, such as ``decode 1 -> 4, prefetch 2 -> 8``.
-
-    Args:
-        before: stage name -> value.
-        after: the same, later.
-        arrow: what stands between the two.
-    """
+    """Return what differs between two allocations, such as ``decode 1 -> 4, prefetch 2 -> 8``."""
     moved = {name: value for name, value in after.items() if before.get(name) != value}
     return ", ".join(f"{name} {stage_value(before.get(name))}{arrow}{stage_value(n)}" for name, n in moved.items())
 

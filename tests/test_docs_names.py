@@ -15,7 +15,7 @@ import pytest
 
 from intune_callbacks.config import MODES, POLICIES, TunerConfig
 from intune_callbacks.session.arguments import BaseCallback
-from intune_callbacks.session.fit import metrics
+from intune_callbacks.session.metrics import metrics
 from tests.docs_pages import ROOT, inline, text_of, tuned_run
 from tests.fakes import FakeLoop, FakeMachine, FakePipeline, Work
 

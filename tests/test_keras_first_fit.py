@@ -22,7 +22,7 @@ from keras_runs import EAGER, ROWS, make_model, rows
 
 from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.pipelines import tf_build, tf_shipped
-from intune_callbacks.session import keras_fit
+from intune_callbacks.session import fit
 
 EPOCHS = 4
 pytestmark = [
@@ -84,7 +84,7 @@ def seen(*callbacks: Any, **options: Any) -> list[list[float]]:
 def test_a_fit_goes_on_while_the_operations_are_compiled_and_is_tuned_from_the_next_epoch_on(
     compiler: Compiler, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keras_fit, "COMPILE_AFTER_S", 0.0)
+    monkeypatch.setattr(fit, "COMPILE_AFTER_S", 0.0)
     stock, callback = seen(), InTuneCallback(**EAGER)
     assert seen(callback, Leave(compiler)) == stock
     report = callback.report
@@ -117,7 +117,7 @@ def test_a_short_fit_is_left_as_it_is_and_the_compiler_begins_at_its_end(compile
 
 
 def test_one_iterator_for_all_epochs_stays_the_users_own(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras_fit, "COMPILE_AFTER_S", 0.0)
+    monkeypatch.setattr(fit, "COMPILE_AFTER_S", 0.0)
     many = {"steps_per_epoch": ROWS // 4}
     stock, callback = seen(**many), InTuneCallback(**EAGER)
     assert seen(callback, Leave(compiler), **many) == stock
@@ -128,7 +128,7 @@ def test_a_compiler_that_cannot_be_started_freezes_nothing(compiler: Compiler, m
     def begin() -> None:
         raise FileNotFoundError("no sh in this container")
 
-    monkeypatch.setattr(keras_fit, "COMPILE_AFTER_S", 0.0)
+    monkeypatch.setattr(fit, "COMPILE_AFTER_S", 0.0)
     stock, callback = seen(), InTuneCallback(**EAGER)
     with monkeypatch.context() as broken:
         broken.setattr(tf_build, "begin", begin)

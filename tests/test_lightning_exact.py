@@ -176,8 +176,8 @@ def test_stage_names_carry_the_loader_when_there_are_several(restless: list[runs
 
 def test_validation_loaders_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Any] = []
-    find = lightning_fit.find
-    monkeypatch.setattr(lightning_fit, "find", lambda loader, **k: looked_at.append(loader) or find(loader, **k))
+    found_in = lightning_fit.found_in
+    monkeypatch.setattr(lightning_fit, "found_in", lambda x, *a, **k: looked_at.append(x) or found_in(x, *a, **k))
     train, val = runs.shuffled(), runs.shuffled(12, num_workers=1)
     before = dict(vars(val))
     namespace = runs.NAMESPACES["lightning.pytorch"]

@@ -63,7 +63,7 @@ def test_wait_model_and_pauses_add_up_to_the_wall(make: Any, monkeypatch: pytest
     model = runs.make_model(LIGHTNING, training_step=training_step, validation_step=validation_step)
     trainer = runs.make_trainer(LIGHTNING, InTuneCallback(mode="observe", show_card=False), val_check_interval=4)
     trainer.fit(model, loader, DataLoader(torch.zeros(1, 2)))
-    totals = fits[0].timer.read()
+    totals = fits[0]._timer.read()
     assert totals.wait_s + totals.model_s + totals.paused_s == pytest.approx(totals.wall_s, abs=1e-6)
     # Every batch is one step, also in epochs that end by StopIteration; the first one ends the start-up, and of a
     # loader without a length Lightning has fetched one more before training starts.
@@ -125,7 +125,7 @@ def test_the_exposed_wait_is_logged_on_a_gpu_only(monkeypatch: pytest.MonkeyPatc
 
     def started(self: Any, restored: Any) -> None:
         start(self, restored)
-        self.cuda = Cuda()
+        self._cuda = Cuda()
 
     monkeypatch.setattr(lightning_fit.Fit, "start", started)
     memory = Memory(LIGHTNING)
@@ -197,10 +197,10 @@ def test_what_cannot_be_tuned_is_reported_with_the_reason() -> None:
 def test_hints_reach_the_report_under_the_names_of_its_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that nothing can be changed in, but of which a line would gain: input and model take turns."""
 
-    def hinted(loader: Any, **how: Any) -> Found:
+    def hinted(loader: Any, config: Any, **how: Any) -> Found:
         return Found(None, "datapipes shard themselves", (Hint("no workers", "DataLoader(num_workers=1)", "loader"),))
 
-    monkeypatch.setattr(lightning_fit, "find", hinted)
+    monkeypatch.setattr(lightning_fit, "found_in", hinted)
     callback = InTuneCallback(mode="advise", show_card=False, **EAGER)
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intune_callbacks.decide.reward import CPU_PRICE, FREE_MEMORY, worth
-from intune_callbacks.session.fit import metrics
+from intune_callbacks.session.metrics import metrics
 from intune_callbacks.types import Resources, Stage
 
 DECODE = Stage("decode", "cpu", "workers", 1, 64, 8)

@@ -69,7 +69,8 @@ class Turns:
         self.fit = fit
 
     def batch(self, totals: Any, samples: int) -> Any:
-        return self.fit.turn(totals, samples, samples)
+        self.fit._unseen = self.fit._batch_samples = samples
+        return self.fit.turn(totals)  # type: ignore[func-returns-value]
 
 
 def test_the_fits_of_all_callbacks_save_and_start_by_rank(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy_machine import eventually
 
 torch = pytest.importorskip("torch")
 
@@ -188,6 +189,7 @@ def test_a_loader_that_keeps_its_workers_goes_on_with_the_orders_of_stock(how: s
     pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     pipeline.resize({"load": 3})
+    assert eventually(iterator.children.are_ready)
     got = [[batch.tolist() for batch in iterator]]
     got += epochs_of(loader)
     assert iterator.engine is not None

@@ -48,7 +48,7 @@ def test_a_fetch_that_is_long_now_and_then_waits_for_its_reads() -> None:
 
     watch, batches = Watch(0, 1, Clock(lambda: wall_s[0], lambda: cpu_s[0])), fetches()
     for _ in range(320):
-        watch.fetch(batches)
+        watch.fetch(batches.__next__)
     assert watch.counters.cpu_s == pytest.approx(320 * 0.0001)
     assert watch.counters.busy_s > 3.0
 
@@ -72,7 +72,7 @@ def test_the_cpu_clock_is_read_now_and_then_where_steps_are_quick(model_s: float
 
     watch, batches = Watch(0, 1, Clock(lambda: wall_s[0], cpu)), fetches()
     for _ in range(800):
-        watch.fetch(batches)
+        watch.fetch(batches.__next__)
         wall_s[0] += model_s
         cpu_s[0] += model_s
     assert watch.counters.busy_s == pytest.approx(800 * fetch_s)
@@ -92,7 +92,7 @@ def test_the_time_of_a_batch_is_that_of_whole_rounds_where_batches_come_in_burst
     watch, batches = Watch(4, 8, Clock(lambda: wall_s[0], lambda: 0.0)), fetches()
     read = []
     for _ in range(40):
-        watch.fetch(batches)
+        watch.fetch(batches.__next__)
         read.append(watch.counters.busy_s)
     each_s = [after_s - before_s for before_s, after_s in itertools.pairwise(read)]
     assert all(1.2 < service_s < 1.5 for service_s in each_s[7:]), each_s

@@ -94,12 +94,7 @@ class Dqn:
         return Proposal(changes, self._reason(view, before, changes), bool(self._shell.phase[0] == HOLD))
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:
-        """Hold what was gone back to, and do not jump near `failed` again, unless the machine changes.
-
-        Args:
-            failed: the allocation that was left.
-            ratio: its throughput / the best one's.
-        """
+        """Hold what was gone back to, and do not jump near `failed` again, unless the machine changes."""
         self._no_worker |= {name for name in self._names if failed.get(name) == 1}
         if (track := self._shell.track) is not None:
             now = track.view.value[0].tolist()

@@ -78,8 +78,6 @@ def features(view: View, track: Track, target: Floats, ratio: Floats) -> tuple[F
     """Return the state: [N, S, len(OF_SLOT)] and [N, len(OF_PIPELINE)], float32.
 
     Args:
-        view: what was measured.
-        track: what is remembered.
         target: workers the curves ask for, [N, S].
         ratio: window per worker, [N, S].
     """

@@ -156,7 +156,6 @@ class Learner:
     """Fits the Q network to transitions.
 
     Args:
-        config: hyper-parameters.
         seed: of the first weights.
         start: weights to start with.
     """
@@ -191,7 +190,6 @@ class Learner:
 
         Args:
             batch: from `Replay.sample`.
-            rate: learning rate of this step.
         """
         if rate is not None:
             for group in self.optimizer.param_groups:

@@ -57,7 +57,6 @@ def allowed(view: View, window_ratio: Floats, memory_limit: float) -> Bools:
     """Return the moves each slot may make on its own, [N, S, 5].
 
     Args:
-        view: N pipelines.
         window_ratio: window per worker, [N, S].
         memory_limit: a raise that would pass it with full windows is not allowed, 0..1.
     """

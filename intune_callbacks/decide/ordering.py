@@ -24,7 +24,6 @@ def in_order_efficiency(workers: int, window: int, cv: float) -> float:
     A simulation of the ordered pool (2..64 workers, windows of 1..12 times that, cv .3, .5, .95) agrees within .1.
 
     Args:
-        workers: items computed at once.
         window: results finished or in progress ahead of the next one to be delivered.
         cv: coefficient of variation of the service times.
     """
@@ -44,7 +43,6 @@ def window_for(workers: int, cv: float) -> int:
     """Return the smallest window, of 2 to 12 times `workers`, that costs them no more than 4 % of their rate.
 
     Args:
-        workers: items computed at once.
         cv: measured coefficient of variation of the service times; a fifth more is planned for.
     """
     low, high = 4 * NARROWEST, 4 * WIDEST

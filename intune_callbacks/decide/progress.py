@@ -68,7 +68,6 @@ class Progress:
     """The phases of N pipelines, and what is remembered of them.
 
     Args:
-        config: lengths of the phases.
         has_agent: there are bursts; else what is jumped to is confirmed and held.
     """
 
@@ -132,11 +131,7 @@ class Progress:
             self.phase[self.phase == BURST] = CONFIRM
 
     def taken_back(self, failed: Floats) -> None:
-        """Hold what the only pipeline was brought back to, and take twice as long until the next look.
-
-        Args:
-            failed: the allocation that was left, [S].
-        """
+        """Hold what the only pipeline was brought back to, and take twice as long until the next look."""
         if self.track is None:
             return
         # The windows alone told another story: what they said of any allocation does not count.

@@ -27,7 +27,6 @@ class Shell(Progress):
 
     Args:
         values: the agent's network; None makes no moves of its own: model jumps and hold.
-        config: lengths of the phases.
         quanta: see `best_moves`.
     """
 

@@ -28,7 +28,6 @@ def target(view: View, curves: Curves, usable: float) -> Floats:
 
     Args:
         view: N pipelines; buffers are left as they are.
-        curves: their fitted stages.
         usable: share of a stage's largest possible rate that is aimed at.
     """
     high = np.minimum(view.high, np.maximum(16.0, np.maximum(4.0 * view.value, np.ceil(view.budget)[:, None])))

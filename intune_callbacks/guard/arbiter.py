@@ -42,10 +42,6 @@ def resolve(seen: Observation, policy: Policy, guard: Guard, net: Net, *, tune: 
     """Return what is to be done after a window.
 
     Args:
-        seen: the window.
-        policy: who proposes.
-        guard: what no allocation may pass.
-        net: what may be tried, and what is gone back to.
         tune: False where nothing is going to be changed.
     """
     now = seen.allocation

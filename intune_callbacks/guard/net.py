@@ -141,7 +141,6 @@ class Net:
         """Take one window.
 
         Args:
-            seen: the window.
             totals: of the training loop at its end; what passed since the last window is charged, settling included.
         """
         before, self._cpus = self._cpus or seen.resources.cpus, seen.resources.cpus

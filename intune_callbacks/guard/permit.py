@@ -76,12 +76,7 @@ class Permit:
                 self._highest.pop(name, None)
 
     def grant(self, wanted: Allocation, seen: Observation) -> tuple[Allocation, str]:
-        """Return the part of a policy's wish that may be tried, and why the rest may not.
-
-        Args:
-            wanted: stage name -> value.
-            seen: the last window.
-        """
+        """Return the part of a policy's wish that may be tried, and why the rest may not."""
         stages, wait = {stage.name: stage for stage in seen.stages}, _wait(seen)
         self._most_cpus = max(self._most_cpus, seen.resources.cpus)
         granted: Allocation = {}
@@ -125,7 +120,6 @@ class Permit:
         """Return why no change can be earned back any more, or not yet; empty where one can.
 
         Args:
-            seen: the last window.
             start_s: seconds the start of the change's workers takes.
         """
         # Of a run of unknown length as much is expected to come as has passed.

@@ -59,7 +59,6 @@ class Freed:
         """Return what there is; near the memory limit, after what is only kept for later was given back.
 
         Args:
-            probe: what the machine has.
             soft_limit: share of its memory that is planned with, 0..1.
             item_bytes: the largest item of the pipeline.
         """

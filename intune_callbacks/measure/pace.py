@@ -74,7 +74,6 @@ class Pace:
         """Return True when the present phase is over.
 
         Args:
-            totals: the step timer's totals.
             is_growing: workers that were asked for cannot compute yet: a resize goes on settling.
         """
         gate = self._gate
@@ -108,7 +107,6 @@ class Pace:
         """Begin a window, half as long for a trial.
 
         Args:
-            totals: the step timer's totals.
             is_trial: it may cost.
             whole: the round that it has to hold.
         """
@@ -119,7 +117,6 @@ class Pace:
         """Leave out the batches that were finished, or begun, before a resize.
 
         Args:
-            totals: the step timer's totals.
             window: results that may have been ready for the consumer.
             whole: the round that workers begun now take for their first items.
         """

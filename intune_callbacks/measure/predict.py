@@ -71,7 +71,6 @@ def advise(
     """Return the smallest numbers that come within 3 % of the best predicted ones, never below the present ones.
 
     Args:
-        seen: what was measured.
         most: stage name -> what it may have at most, where its own limit says too little: files, shards.
         cpus: as if there were so many; by default what there is.
         share: of the run's wall time the part that was measured; the rest stays as it is.
@@ -100,7 +99,6 @@ def promised(gain: float, share: float = 1.0) -> float:
     """Return what may be promised of a computed factor.
 
     Args:
-        gain: computed.
         share: of the run's wall time the part it acts on.
     """
     careful = 1.0 + PROMISED * (max(gain, 1.0) - 1.0)
@@ -125,7 +123,6 @@ def step_s(
     """Return the predicted seconds of a batch, starts of epochs included.
 
     Args:
-        seen: what was measured.
         allocation: stage name -> workers; stages left out stay as they are.
         cpus: as if there were so many.
         persistent: stages whose workers live on from one epoch to the next.

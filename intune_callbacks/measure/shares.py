@@ -30,11 +30,7 @@ class CpuShares:
         self._cold: dict[str, deque[float]] = {}
 
     def learn(self, seen: Observation) -> None:
-        """Remember the shares of one window.
-
-        Args:
-            seen: the window.
-        """
+        """Remember the shares of one window."""
         workers = seen.allocation
         for name, r in seen.rates.items():
             if r.items and r.service_s > 0.0:
@@ -48,11 +44,7 @@ class CpuShares:
         return {name: self.of(name) for name in self._cold | self._warm}
 
     def of(self, name: str) -> float:
-        """Return the CPUs one busy worker of a stage occupies, 0..1; a whole one until it was measured.
-
-        Args:
-            name: of the stage.
-        """
+        """Return the CPUs one busy worker of a stage occupies, 0..1; a whole one until it was measured."""
         warm, cold = self._warm.get(name, ()), self._cold.get(name, ())
         return max(warm if len(warm) >= ENOUGH_WINDOWS else (*warm, *cold), default=1.0)
 

@@ -53,11 +53,7 @@ class Steadiness:
 
 
 def luck(seen: Observation) -> float:
-    """Return the relative error to expect of a window's throughput, for its busy stages made few items of unequal cost.
-
-    Args:
-        seen: the window.
-    """
+    """Return the relative error to expect of a window's throughput: its busy stages made few items of unequal cost."""
     return max([r.busy_frac * r.service_cv / math.sqrt(max(1, r.items)) for r in seen.rates.values()], default=0.0)
 
 

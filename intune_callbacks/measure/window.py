@@ -22,8 +22,6 @@ def rates(before: PipelineStats, after: PipelineStats, stages: Sequence[Stage]) 
     A counter that went down was started anew (a rebuilt pipeline): then `after` alone is what happened.
 
     Args:
-        before: the earlier reading.
-        after: the later reading.
         stages: the pipeline's stages; those without counters (windows, buffers) are left out.
 
     Returns:
@@ -110,11 +108,7 @@ class Window:
         self._exposed_wait_s = exposed_wait_s or 0.0
 
     def rebase(self, stats: PipelineStats) -> None:
-        """Go on with the counters of another pipeline, which begins now; time and samples go on.
-
-        Args:
-            stats: its counters.
-        """
+        """Go on with the counters of another pipeline, which begins now; time and samples go on."""
         self._stats = stats
 
     def observe(
@@ -129,11 +123,8 @@ class Window:
         """Close the window, begin the next one, and return what happened in it.
 
         Args:
-            totals: the step timer's totals.
             samples: samples delivered since the start of the run.
-            stats: the pipeline's counters.
             stages: the pipeline's stages with their current values.
-            resources: the machine now.
             exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
 
         Returns:

@@ -80,10 +80,8 @@ class Line:
         """Keep a result until its turn.
 
         Args:
-            number: of its item.
             value: the result, or a `Raised`.
             snapshot: of the source after its item.
-            now_s: wall clock.
         """
         if not self.results:
             self.ahead_since_s = now_s

@@ -78,7 +78,6 @@ class WorkerThreads:
         between two steps, so no lock of the frameworks is held while the process is forked.
 
         Args:
-            missing: so many.
             fewest: `wanted` does not fall below it where some cannot be started.
 
         Raises:

@@ -67,7 +67,6 @@ class GrainPipeline:
 
     Args:
         dataset: the user's, of which `why_not` says nothing; it is not changed.
-        clock: wall and CPU clock.
         max_workers: upper limit of the threads, unless the user's own number is higher.
 
     Attributes:

@@ -26,11 +26,7 @@ class Hold:
     window: int = 0
 
     def end(self, delivered: int) -> float:
-        """Return up to where items are of the epoch that is being delivered.
-
-        Args:
-            delivered: items so far.
-        """
+        """Return up to where items are of the epoch that is being delivered."""
         if self.at is None or (delivered >= self.at and not self.every):
             return math.inf
         return self.at if delivered < self.at else delivered + self.every - (delivered - self.at) % self.every
@@ -39,7 +35,6 @@ class Hold:
         """Return whether one more item may be pulled now.
 
         Args:
-            pulled: items so far.
             left: results not delivered yet, by whomever.
             asked: the consumer wants one.
         """

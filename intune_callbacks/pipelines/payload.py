@@ -30,9 +30,6 @@ _parts: Sequence[Any] = ()
 class Payload:
     """An object in the form in which it is sent to any number of started processes.
 
-    Args:
-        value: anything.
-
     Attributes:
         parts: those that have to be pickled for each process, at its start.
 

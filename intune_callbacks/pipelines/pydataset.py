@@ -34,7 +34,6 @@ class PyDatasetPipeline:
         workers: the user's number; 0 where the batches are made in the training loop.
         window: the user's `max_queue_size`: batches in progress or made ahead, beside the one that waits for a place.
         kind: ``process`` or ``thread``.
-        clock: wall and CPU clock.
         max_workers: upper limit of `load`, unless the user's own number is higher.
         in_order: False delivers batches as they are finished.
 

@@ -30,7 +30,6 @@ class LiveEnqueuer:
 
     Args:
         stock: Keras's, which does not run; it delivers an epoch for which our workers cannot be started.
-        pipeline: computes.
         steps: batches the training takes in an epoch, None where that is not known.
     """
 
@@ -155,7 +154,6 @@ class InLoop:
     """The enqueuer of a dataset that Keras computes in the training loop: each iterator has its own run.
 
     Args:
-        dataset: the user's.
         shuffle: whether Keras shuffles the numbers.
         pipeline: computes; at 0 workers in the thread that asks.
         steps: batches the training takes in an epoch; none of the next one is made before it is asked for.

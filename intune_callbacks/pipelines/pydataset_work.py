@@ -31,7 +31,6 @@ class There:
     """Makes one batch in a child, whose random state belongs to the batch and not to the child.
 
     Args:
-        dataset: the user's.
         run: other random numbers for each.
     """
 

@@ -89,9 +89,6 @@ def _include(flags: list[str]) -> Path:
 def build(force: bool = False) -> Path:
     """Compile the operations if that has not been done for this TensorFlow and this source.
 
-    Args:
-        force: compile even where a library is there already.
-
     Returns:
         The library's path.
 

@@ -129,8 +129,6 @@ class DatasetGraph:
         """Put a new one-input dataset node between a node and all that read from it; return it.
 
         Args:
-            name: the node to stand behind.
-            op: of the new node.
             types, shapes: `AttrValue`s of its elements; by default those of the node before.
         """
         before = self._by_name[name]

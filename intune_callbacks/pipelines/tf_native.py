@@ -68,8 +68,6 @@ class Native:
         """Add the outermost operation; return the variant tensor of the same elements.
 
         Args:
-            input_dataset_variant: variant tensor, scalar, of the dataset.
-            pipeline: its key.
             output_types, output_shapes: of the element's flat components.
         """
         return self.ops.intune_sink(

@@ -33,9 +33,6 @@ def free_of_order(graph: DatasetGraph) -> frozenset[str]:
     """Return the names of the nodes whose order nothing behind them depends on.
 
     A node behind a `repeat` is none of them: elements of one epoch would come in the next.
-
-    Args:
-        graph: as the user made it.
     """
     nodes = {node.name: node for node in graph.nodes()}
     readers = {name: [reader.name for reader in graph.consumers(name)] for name in nodes}
@@ -60,7 +57,6 @@ def open_more(graph: DatasetGraph, node: Any) -> set[str]:
     """Let an interleave have more files open than its user wrote; return its name if it may.
 
     Args:
-        graph: to change.
         node: one of those whose order nothing depends on.
     """
     cycle = graph.number(node, "cycle_length")

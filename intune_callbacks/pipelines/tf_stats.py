@@ -98,10 +98,8 @@ class StageCourse:
         """Take note of a reading; `workers` and `capacity` are those since the last one.
 
         Args:
-            reading: of the native counters.
             workers: that could compute.
             capacity: results the stage can hold, finished or in progress.
-            now_s: wall clock, seconds.
         """
         busy_frac = (reading.queued + reading.running + reading.waiting) / max(1, capacity)
         is_full = 1.0 if busy_frac >= 1.0 else 0.0

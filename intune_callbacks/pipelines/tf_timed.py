@@ -28,8 +28,6 @@ def timed(native: Native, dataset: Any, pipeline: str) -> Any:
     """Return the dataset with our last operation at its end; itself where that would not be what is iterated.
 
     Args:
-        native: the library.
-        dataset: any `tf.data.Dataset`.
         pipeline: the key under which `native` knows it.
     """
     if why_not(dataset):

@@ -49,7 +49,6 @@ class DatasetPipeline:
     Args:
         dataset: the user's; it is not changed, but shuffles and caches inside are shared with it, so only one of the
             two should be iterated at a time.
-        clock: wall and CPU clock.
         max_workers: upper limit of each stage.
         live: False only counts and times; every number stays as the user, or tf.data's own tuner, sets it.
         wait: compile our operations now where that has not been done; False leaves it to `compile` and `late`.

@@ -19,12 +19,7 @@ class Owner(Protocol):
 
 
 class TimedIterator:
-    """Hands on the batches of the iterator behind it and times each fetch.
-
-    Args:
-        inner: a stock iterator.
-        owner: of the loader.
-    """
+    """Hands on the batches of the iterator behind it and times each fetch."""
 
     def __init__(self, inner: Iterator[Any], owner: Owner) -> None:
         self._inner, self._owner = inner, owner
@@ -37,11 +32,11 @@ class TimedIterator:
     def __next__(self) -> Any:
         inner, owner, followed = self._inner, self._owner, self._followed
         if followed is None:
-            batch = owner.watch.fetch(inner)
+            batch = owner.watch.fetch(inner.__next__)
             owner.delivered += 1
             return batch
         try:
-            batch = owner.watch.fetch(inner)
+            batch = owner.watch.fetch(inner.__next__)
         except BaseException as error:
             followed.stopped(inner, error)
             raise

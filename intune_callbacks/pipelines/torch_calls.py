@@ -65,7 +65,6 @@ class Shared:
     """What the workers of one iterator and the training process both see.
 
     Args:
-        workers: of the loader.
         credits: a semaphore: how many batches helpers may be given now.
         persistent: the workers live for several epochs.
         is_known: helpers have made batches of this loader before: nothing is watched first, but proved all the same.
@@ -112,11 +111,7 @@ class Batch:
 
 
 class Evaluate:
-    """What a helper does to one batch.
-
-    Args:
-        loader: the user's.
-    """
+    """What a helper does to one batch."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._dataset, self._collate, self._workers = dataset_of(loader), loader.collate_fn, loader.num_workers

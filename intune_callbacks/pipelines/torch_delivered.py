@@ -30,7 +30,6 @@ class Delivery:
     """What the workers of one loader have delivered in the last epochs that had a batch for each of them.
 
     Args:
-        workers: of the loader.
         dataset: asked for the number of its shards.
         clock: its `wall` times the epochs.
     """
@@ -176,7 +175,6 @@ class Followed:
         """Note how a fetch without a batch ended.
 
         Args:
-            iterator: asked for it.
             error: a StopIteration at the end of an epoch.
         """
         epoch = self._of(iterator)

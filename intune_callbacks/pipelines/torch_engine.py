@@ -35,8 +35,6 @@ class Engines:
     """Builds the stock engine of one loader and ours, and holds what both have in common.
 
     Args:
-        loader: the user's map-style loader.
-        clock: wall and CPU clock.
         kind: ``process`` or ``thread``.
         in_order: False lets ours deliver batches as they are finished.
 
@@ -123,7 +121,6 @@ class Engines:
         """Note that workers could not be started: what is in force now becomes what is wanted.
 
         Args:
-            error: why.
             engine: the running one, with the workers it has; None when the stock engine goes on.
         """
         pass_on(error)
@@ -204,10 +201,8 @@ class Engines:
         """Return our engine with its first workers; the source has not been touched.
 
         Args:
-            source: numbered indices.
             pulled: batches of the epoch that were pulled before.
             pool: the children; None computes in threads.
-            workers: the first ones.
 
         Raises:
             Exception: a worker could not be started; then none is left.

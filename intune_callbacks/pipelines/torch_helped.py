@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -42,7 +43,6 @@ def calls_later(dataset: Any, depth: int = NESTED) -> bool:
     """Return whether a dataset, one inside it, or the module of one says `later`.
 
     Args:
-        dataset: any.
         depth: how many of them are inside each other.
     """
     by_name = sys.modules.get("intune_callbacks.pipelines.later")
@@ -83,7 +83,6 @@ class HelpedLoader(WindowLoader):
 
     Args:
         loader: the user's; its dataset calls `later`.
-        clock: wall and CPU clock.
         max_workers: upper limit of `load`, unless the user's own number is higher.
     """
 
@@ -129,7 +128,7 @@ class HelpedLoader(WindowLoader):
     def _fetch(self, iterator: Any) -> Any:
         helpers = self._helpers.get(iterator)
         if helpers is None:
-            return self._watch.fetch(_Fetched(iterator))
+            return self._watch.fetch(partial(super()._fetch, iterator))
         try:
             return self._counted(iterator, helpers)
         except StopIteration:
@@ -149,7 +148,7 @@ class HelpedLoader(WindowLoader):
             return super()._fetch(iterator)
         if before:
             self._watch.begin(iterator)
-        return self._watch.fetch(_Fetched(iterator))
+        return self._watch.fetch(partial(super()._fetch, iterator))
 
     def _was_sent(self, iterator: Any, number: int) -> None:
         helpers = self._helpers.get(iterator)
@@ -233,20 +232,3 @@ def _is_torchs(iterator: Any) -> bool:
     kind, own = type(iterator), _MultiProcessingDataLoaderIter
     names = ("_process_data", "_next_data", "_get_data", "_try_get_data", "_reset")
     return issubclass(kind, own) and all(getattr(kind, name) is getattr(own, name) for name in names)
-
-
-class _Fetched:
-    """What `Watch` asks for a batch of a stock iterator.
-
-    Args:
-        iterator: that one.
-    """
-
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
-
-    def __iter__(self) -> _Fetched:
-        return self
-
-    def __next__(self) -> Any:
-        return type(self._iterator)._next_data(self._iterator)

@@ -66,12 +66,7 @@ class Helpers:
         return self._relay is not None and self.jobs.wanted > 0
 
     def resize(self, wanted: int, iterator: Any) -> None:
-        """Have so many; one starts now, the others at `grow`.
-
-        Args:
-            wanted: how many.
-            iterator: the running one.
-        """
+        """Have so many; one starts now, the others at `grow`."""
         self.jobs.resize(0 if self.refused or self._is_let_go else wanted)
         if self.jobs.wanted:
             self.shared.board[Shared.ON] = 1

@@ -21,11 +21,7 @@ ONE_TO_ONE = ("_decode", "_rename", "_map_dict", "_to_tuple", "_map_tuple")
 
 
 def hook_of(dataset: Any) -> Callable[[], None] | None:
-    """Return what a worker does to its copy of a dataset, None where the last step is not known.
-
-    Args:
-        dataset: any.
-    """
+    """Return what a worker does to its copy of a dataset, None where the last step is not known."""
     if _is_of(dataset, "streaming.base.dataset", "StreamingDataset", "__iter__"):
         return partial(_hook_mosaic, dataset)
     if _is_of(dataset, "litdata.streaming.dataset", "StreamingDataset", "__iter__", "__next__", "__getitem__"):

@@ -61,9 +61,6 @@ class LoaderIterator(LikeStock):
         """Return an iterator at the start of an epoch that begins in our engine, in the stock one if that fails.
 
         Random numbers are drawn in the order in which the stock iterator draws them.
-
-        Args:
-            engines: what all iterators of the loader share.
         """
         loader = engines.loader
         ours = cls(engines)
@@ -102,7 +99,7 @@ class LoaderIterator(LikeStock):
         """Return what the stock iterator delivers, and `_NONE` when it is ours that delivers."""
         engines, engine = self.engines, self.engine
         if engine is None:
-            batch = engines.watch.fetch(self._stock)
+            batch = engines.watch.fetch(self._stock.__next__)
             self._number += 1
             return batch
         if self._stock is not None:

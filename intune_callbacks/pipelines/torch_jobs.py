@@ -56,9 +56,6 @@ class Jobs:
     """The helpers of one iterator, and what they are to do.
 
     Args:
-        loader: the user's.
-        clock: wall and CPU clock.
-        counters: where to count.
         startup: where the seconds spent starting helpers are added up.
         proved: called with each job that was only a proof, in a helper's thread.
 

@@ -38,8 +38,6 @@ class Begin:
     """In place of the user's `worker_init_fn`, which it calls first.
 
     Args:
-        user: that one.
-        shared: with the training process.
         collate: in place of the loader's own.
         hook: what is done to the dataset, None for nothing.
     """
@@ -64,9 +62,6 @@ class Begin:
 class Collate:
     """In place of the user's `collate_fn`, at the end of each batch.
 
-    Args:
-        user: that one.
-
     Attributes:
         worker: the one this runs in.
     """
@@ -80,12 +75,7 @@ class Collate:
 
 
 class Worker:
-    """One worker of the loader's own, asked at each call by `later` whether to make it now.
-
-    Args:
-        shared: with the training process.
-        worker_id: torch's.
-    """
+    """One worker of the loader's own, asked at each call by `later` whether to make it now."""
 
     def __init__(self, shared: Shared, worker_id: int) -> None:
         self._shared, self._board, self._id = shared, shared.board, worker_id

@@ -43,8 +43,6 @@ class MapLoader:
     Its stage `load` begins at the user's `num_workers`, 0 in the training loop included; 0 is offered to none else.
 
     Args:
-        loader: the user's loader.
-        clock: wall and CPU clock.
         max_workers: upper limit of `load`, unless the user's own number is higher.
         kind: ``process`` (the user's dataset was written for it) or ``thread``.
         in_order: False lets it deliver batches as they are finished, from the first other number on.

@@ -73,7 +73,6 @@ class Seam:
     """The one place where a loader makes its iterators, whoever asks for one: stands there for its `_get_iterator`.
 
     Args:
-        loader: the user's.
         make: a method, called instead; None for the loader's own way.
     """
 

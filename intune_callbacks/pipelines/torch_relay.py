@@ -19,7 +19,6 @@ class Relay:
     """Stands for an iterator's queue of results and reads that one ahead, in a thread of its own.
 
     Args:
-        results: that one.
         seen: called with the number of each result and the result; returns what takes its place.
 
     Attributes:

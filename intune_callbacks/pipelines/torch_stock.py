@@ -57,18 +57,11 @@ class Stock:
         return bool(getattr(self.iterator, "_shutdown", False))
 
     def is_over(self, length: int | None) -> bool:
-        """Return whether it has no batch left, as far as that can be seen.
-
-        Args:
-            length: batches of an epoch, None if unknown.
-        """
+        """Return whether it has no batch left, as far as that can be seen."""
         iterator = self.iterator
         if self.sent is None:
             return length is not None and iterator._num_yielded >= length
         return self.is_shut or not iterator._task_info
-
-    def __iter__(self) -> Stock:
-        return self
 
     def __next__(self) -> Any:
         iterator = self._held()
@@ -173,11 +166,7 @@ class LikeStock:
 
 
 def shown_by(iterator: object) -> Any:
-    """Return what a stock iterator hands on instead of its own batches, None if they are its own.
-
-    Args:
-        iterator: any object.
-    """
+    """Return what a stock iterator hands on instead of its own batches, None if they are its own."""
     if not issubclass(type(iterator), _BaseDataLoaderIter):
         return None
     return getattr(vars(iterator).get("_next_data"), "__self__", None)

@@ -30,7 +30,6 @@ class WindowLoader:
 
     Args:
         loader: the user's loader, `num_workers` >= 1.
-        clock: wall and CPU clock.
         in_order: False lets its iterators deliver as torch's own do with ``in_order=False``.
     """
 

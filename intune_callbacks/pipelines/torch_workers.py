@@ -29,7 +29,6 @@ class Fetch:
     """The work of one DataLoader worker: a numbered list of indices in, a collated batch out.
 
     Args:
-        loader: the user's map-style loader.
         start: what began the worker; None computes in the training process, whose random state is left alone. Before
             each batch Python, numpy and torch are seeded with the batch's number and what `start` knows. The random
             state belongs to the batch, not to the worker, so augmentations do not depend on how many workers there are.
@@ -56,12 +55,7 @@ class Fetch:
 
 
 class SeededMap:
-    """A map function whose random numbers depend on the item's number, not on the process that computes it.
-
-    Args:
-        fn: the user's.
-        seeds: of the epoch.
-    """
+    """A map function whose random numbers depend on the item's number, not on the process that computes it."""
 
     def __init__(self, fn: Callable[[Any], Any], seeds: _Seeds) -> None:
         self._fn, self._seeds = fn, seeds
@@ -77,8 +71,6 @@ class Start:
 
     Args:
         dataset: what `torch.utils.data.get_worker_info().dataset` gives in the child; None outside DataLoader.
-        init_fn: the user's `worker_init_fn`.
-        base_seed: the epoch's base seed.
         workers: the user's number: worker ids stay below it, also when there are more.
 
     Attributes:

@@ -23,8 +23,6 @@ class NodeGraph:
     """All live stages of the graph inside a `torchdata.nodes.Loader`.
 
     Args:
-        loader: the user's loader.
-        clock: wall and CPU clock.
         max_workers: upper limit of each stage.
         live: False only times the map functions of thread mappers; nothing is changed.
     """

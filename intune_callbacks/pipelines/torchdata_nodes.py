@@ -249,9 +249,6 @@ def end_engines(root: BaseNode[Any]) -> None:
     """End the engines at and below a node, ours and stock ones, before its source is reset.
 
     Two that pull from one source would lose items, and a stock node does not wait for a slow one: half a second only.
-
-    Args:
-        root: the last node of a graph, or of a part of it.
     """
     end_ours(root)
     until_s = time.monotonic() + JOIN_S

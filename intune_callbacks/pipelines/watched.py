@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -48,7 +48,6 @@ class Watch:
     Args:
         workers: what the user set; 0 computes in the training loop.
         window: batches in flight.
-        clock: wall and CPU clock.
         counters: where to count; new ones by default.
 
     Attributes:
@@ -71,8 +70,8 @@ class Watch:
         self._quick, self._cpu_frac, self._thread_cpu_s = 0, 1.0, 0.0
         self._memory = WorkerMemory()
         self.startup_s = 0.0
-        self.fetch: Callable[[Iterator[Any]], Any] = self._fetch_from_workers if workers else self._fetch_here
-        """Returns the next batch of an iterator."""
+        self.fetch: Callable[[Callable[[], Any]], Any] = self._fetch_from_workers if workers else self._fetch_here
+        """Returns the next batch, which the function it is given takes from the iterator."""
 
     def begin(self, iterator: Any) -> None:
         """From now on batches come from `iterator`, which has just been made or is already running."""
@@ -92,11 +91,11 @@ class Watch:
             counters.cpu_s = max(counters.cpu_s, min(whole_s, counters.busy_s))
         self._running, self._processes, self._cpu_s, self._unread = None, [], None, 0
 
-    def _fetch_from_workers(self, iterator: Iterator[Any]) -> Any:
-        """Return the next batch, which the workers of `iterator` compute."""
+    def _fetch_from_workers(self, take: Callable[[], Any]) -> Any:
+        """Return the next batch, which the workers of an iterator compute."""
         wall, counters, last_s = self._clock.wall, self.counters, self._last_s
         begin_s = wall()
-        batch = next(iterator)
+        batch = take()
         self._last_s = now_s = wall()
         self._since_wait += 1
         if now_s - begin_s > BLOCKED_S:
@@ -114,13 +113,13 @@ class Watch:
             self._cpu_due_s = now_s + self._cpu_every_s if self._cpu_every_s <= LAST_CPU_S else float("inf")
         return batch
 
-    def _fetch_here(self, iterator: Iterator[Any]) -> Any:
+    def _fetch_here(self, take: Callable[[], Any]) -> Any:
         """Return the next batch, which this thread computes."""
         wall, cpu, counters, last_s = self._clock.wall, self._clock.cpu, self.counters, self._last_s
         if not self._quick:
             self._thread_cpu_s = cpu()
         begin_s = wall()
-        batch = next(iterator)
+        batch = take()
         self._last_s = now_s = wall()
         busy_s = now_s - begin_s
         if self._quick and busy_s <= QUICK_S:
@@ -162,11 +161,7 @@ class Watch:
         self._waited_s, self._since_wait = now_s, 0
 
     def reading(self, capacity: int) -> StageStats:
-        """Return the counters now.
-
-        Args:
-            capacity: batches that can be in flight.
-        """
+        """Return the counters now."""
         self._count_cpu()
         counters = self.counters
         if self._workers and self._service_s is None:
@@ -208,10 +203,8 @@ class WatchedLoader:
     Args:
         workers: what the user set; 0 computes in the training loop.
         window: batches in flight.
-        clock: wall and CPU clock.
         remark: what to know before the number of workers is changed by hand.
         when: ``epoch`` if the numbers could be tuned, ``user`` if they are the user's to change.
-        dataset: of the loader.
         anew: whether its workers are started anew each epoch.
         knobs: how the user writes workers and window.
     """

@@ -62,8 +62,6 @@ def packed(message: object, reducer: Reducer | None = None, by_type: ByType | No
     """Return a message as what `Wire.write` sends; raises what pickling raises.
 
     Args:
-        message: anything.
-        reducer: pickling of special types.
         by_type: the same as `pickle.Pickler.dispatch_table`, asked only for types pickle does not know by itself.
     """
     file, buffers = io.BytesIO(), list[memoryview]()

@@ -29,8 +29,6 @@ class Child:
     """One started process and this side's end of its pipe.
 
     Args:
-        process: of multiprocessing; started.
-        wire: to it.
         payload: what it waits for; None where it has inherited all it needs.
         told: shared by all children of a pool.
         is_first: what it returns is what the others are told.

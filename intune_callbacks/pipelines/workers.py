@@ -43,7 +43,6 @@ class ProcessPool:
 
     Args:
         fn: what a child does to one item; pickled, once for all children, unless the context forks.
-        context: a multiprocessing context.
         start: called once in each child with the number of children started before; what the first one returned is
             in its `told` in all of them before they compute.
         reducer: pickling of special types.

@@ -32,7 +32,6 @@ class Env:
     """Steps all machines: apply an allocation, let the work drift, measure.
 
     Args:
-        machines: the machines.
         rng: measurement noise and drift.
         sizes: decision -> factor on the machines' first number of CPUs (a number or [N]).
         mixed: start half of the machines from random allocations, for learning.

@@ -49,7 +49,6 @@ def flow(machines: Machines, work_s: Floats, workers: Floats, windows: Floats, b
     rate is a soft minimum whose exponent grows with the buffered batches per `burst`.
 
     Args:
-        machines: N machines.
         work_s: CPU seconds of one batch now, [N, stages].
         workers: [N, K, stages].
         windows: results each stage may hold back, [N, K, stages].
@@ -101,7 +100,6 @@ def memory(
     """Return the memory in use as a share of the machine's, [N, K].
 
     Args:
-        machines: N machines.
         base: in use without the pipeline now, [N].
         workers, windows: [N, K, stages].
         buffer: [N, K].

@@ -57,8 +57,6 @@ def draw(
     """Draw what stands against a tuner: each kind on a third of the hostile machines, or those given on all of them.
 
     Args:
-        machines: N machines.
-        rng: source of randomness.
         share: of the machines that are hostile at all.
         kinds: some of `KINDS`.
     """

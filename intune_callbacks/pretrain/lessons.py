@@ -61,8 +61,6 @@ class Lessons:
 
     Args:
         values: the network that is learning, called anew at every decision.
-        config: of the episodes.
-        rng: of everything.
         draw: machines of an episode.
     """
 

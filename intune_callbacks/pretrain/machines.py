@@ -118,8 +118,6 @@ def sample(
     50 % possibly limited by the model.
 
     Args:
-        count: machines.
-        rng: source of randomness.
         stages: worker stages of every machine, 2..6; drawn if None (the prefetch buffer is one more).
         cpus: size of every machine; drawn from 8..256 if None.
         plain: nothing serial, shared, limited or drifting.

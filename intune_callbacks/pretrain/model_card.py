@@ -52,7 +52,6 @@ def score(run: Run, best: Floats) -> tuple[dict[str, Any], Floats]:
     """Return one row of the results table, and every machine's mean fraction of the oracle, [N].
 
     Args:
-        run: of one policy.
         best: rate of the oracle, [decisions, N].
     """
     fraction = run.rate / best
@@ -86,7 +85,6 @@ def compare(policies: Mapping[str, Controller], scenario: str, machines: int, se
     Args:
         policies: name -> policy that has not decided yet.
         scenario: one of `SCENARIOS`.
-        machines: how many.
         seed: of the machines, their drift and their noise.
     """
     drawn, of = make(scenario, machines, seed), SCENARIOS[scenario]

@@ -29,7 +29,6 @@ def spread(cost_s: Floats, machines: Machines, cpus: Floats) -> Floats:
 
     Args:
         cost_s: [N, stages].
-        machines: N machines.
         cpus: [N].
     """
     mask, share = machines.mask, machines.share
@@ -63,7 +62,6 @@ def best(
     """Return rate, workers, windows and buffer of the best allocation found, by local search from several starts.
 
     Args:
-        machines: N machines.
         work_s: CPU seconds of one batch now, [N, stages].
         base: memory without the pipeline now, [N].
         cpus: [N].
@@ -137,7 +135,6 @@ def trace(
     repeated every `every` decisions and its allocations are judged again at each.
 
     Args:
-        machines: N machines.
         seed: of the environment.
         decisions: length of the run.
         sizes: decision -> factor on the number of CPUs.

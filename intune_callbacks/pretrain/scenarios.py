@@ -87,7 +87,6 @@ def play(controller: Controller, machines: Machines, name: str, seed: int) -> Ru
     """Run a controller through a scenario.
 
     Args:
-        controller: decides.
         machines: from `make`.
         name: of the scenario.
         seed: of the environment; the oracle's `trace` needs the same.

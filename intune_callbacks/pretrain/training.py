@@ -46,7 +46,6 @@ class Pretraining:
     """One training under way: all machines decide, then the network is updated once.
 
     Args:
-        config: of the training.
         clock: whose minutes and CPU seconds count.
         draw: machines of an episode.
     """
@@ -118,11 +117,7 @@ class Pretraining:
         )
 
     def save(self, path: Path) -> None:
-        """Write all that is needed to go on, at once or not at all; the replay is left out.
-
-        Args:
-            path: of the checkpoint.
-        """
+        """Write all that is needed to go on, at once or not at all; the replay is left out."""
         source: Any = self._rng.bit_generator
         state = {
             "made_by": self._made_by(),
@@ -141,9 +136,6 @@ class Pretraining:
 
     def load(self, path: Path) -> None:
         """Go on where `save` was called; the replay is filled again before learning goes on.
-
-        Args:
-            path: of the checkpoint.
 
         Raises:
             ConfigError: it was made with another configuration or another version of the agent.
@@ -183,7 +175,6 @@ def pretrain(
     """Train, compare on held-out machines, and write ``weights.npz``, ``card.md`` and ``card.json``.
 
     Args:
-        config: of the training and the comparison.
         out: folder of the results and of the checkpoint, which is written every minute.
         resume: go on from the checkpoint; of a finished training only the comparison is made again.
         date: of the model card, today by default.

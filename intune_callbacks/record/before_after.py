@@ -35,12 +35,7 @@ class Mark:
 
 
 def figures(begin: Mark, end: Mark) -> Span:
-    """Return what happened between two moments.
-
-    Args:
-        begin: of the span.
-        end: of the span.
-    """
+    """Return what happened between two moments."""
     first, last, samples = begin.totals, end.totals, end.samples - begin.samples
     wait_s, model_s = last.wait_s - first.wait_s, last.model_s - first.model_s
     active_s, seam_s = wait_s + model_s, last.seam_s - first.seam_s

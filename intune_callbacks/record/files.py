@@ -28,10 +28,6 @@ def unwritable(folder: Path) -> str | None:
 def write_whole(path: Path, text: str) -> None:
     """Put `text` in the place of the file; whoever reads it meanwhile sees the old one.
 
-    Args:
-        path: its folder is made if it does not exist.
-        text: written in UTF-8.
-
     Raises:
         OSError: when it cannot be written.
     """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from intune_callbacks.types import Resources
+
 __all__ = ["differences", "fingerprint"]
 
 OF_STAGE = ("kind", "unit", "sequential", "window_of")
@@ -18,8 +20,7 @@ def fingerprint(
     stages: Iterable[Mapping[str, Any]],
     *,
     batch_size: int,
-    cpus: float,
-    memory_limit_bytes: int,
+    machine: Resources,
     policy: str,
     ranks: int,
     versions: Mapping[str, str],
@@ -29,16 +30,15 @@ def fingerprint(
     Args:
         stages: the fields of each `Stage`.
         batch_size: samples.
-        cpus: that the pipeline may use.
-        memory_limit_bytes: of the container or machine.
+        machine: whose CPUs and memory limit count.
         policy: its name.
         ranks: how many train together.
         versions: library -> version; the first two numbers count.
     """
     return {
         "batch_size": batch_size,
-        "cpus": cpus,
-        "memory_limit_bytes": memory_limit_bytes,
+        "cpus": machine.cpus,
+        "memory_limit_bytes": machine.memory_limit_bytes,
         "policy": policy,
         "ranks": ranks,
         "versions": {name: ".".join(text.split(".")[:2]) for name, text in versions.items()},

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from intune_callbacks.config import sourced
-from intune_callbacks.decide.reward import worth
 from intune_callbacks.errors import frozen_by, pass_on, warn
+from intune_callbacks.measure.device import CudaWait
 from intune_callbacks.measure.resources import MachineProbe
-from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.measure.wait import StepTimer, StepTotals
 from intune_callbacks.record.files import unwritable
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.history import History
 from intune_callbacks.record.report import Report, write_report
 from intune_callbacks.record.versions import versions
 from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.keras_timer import LoopTimer
 from intune_callbacks.session.ranks import exchange
 from intune_callbacks.session.warm_start import WarmStart, write_found
 from intune_callbacks.show.card import show
 from intune_callbacks.show.page.commands import at_the_end
 from intune_callbacks.tuner import Tuner
-from intune_callbacks.types import Clock, Hint, Observation, Pipeline, Stage
+from intune_callbacks.types import Clock, Hint, Observation, Pipeline
 from intune_callbacks.words import short_percent
 
-__all__ = ["COMPILE_AFTER_S", "TunedFit", "metrics", "stage_metrics"]
+__all__ = ["TunedFit"]
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,6 @@ class TunedFit:
     """One fit under tuning, as far as it is the same in every framework.
 
     Args:
-        settings: the callback's.
         rank: this process among those that train together.
         world: how many train together; each of several writes into a folder ``rank{r}`` of its own.
 
@@ -52,7 +52,11 @@ class TunedFit:
         tuner: the one loop, None until training has begun.
         waited: what the progress bar shows: the share of data wait at first and now; None before the first decision.
         warm: whether and why it started from another run.
+        report: what `report.json` holds, once the fit is closed.
     """
+
+    _timer: StepTimer | LoopTimer
+    _why_restored = "a checkpoint was resumed, and its state goes first"
 
     def __init__(self, settings: Settings, rank: int = 0, world: int = 1) -> None:
         self.rank, self.world = rank, world
@@ -71,18 +75,22 @@ class TunedFit:
         self.tuner: Tuner | None = None
         self.waited: str | None = None
         self.warm = WarmStart(settings.warm_start, rank, world)
+        self.report: dict[str, Any] = {}
         self.now = Clock().wall
         self._next_look_s = 0.0
+        self._cuda: CudaWait | None = None
+        self._unseen = self._batch_samples = 0
         self._batch_size = 0
         self._is_reached = False
         self._reach_since = 0
 
-    def begin(self, pipeline: Pipeline, local_ranks: int) -> Tuner:
-        """Make the tuner and return it.
+    def begin(self, pipeline: Pipeline, local_ranks: int, restored: Mapping[str, Any]) -> None:
+        """Make the tuner.
 
         Args:
             pipeline: what to tune.
             local_ranks: processes that share this node's CPUs.
+            restored: the state of a tuner to go on with, empty without one.
         """
         config = self.config
         self.tuner = Tuner(
@@ -91,7 +99,9 @@ class TunedFit:
             probe=MachineProbe(local_ranks=local_ranks, trainer_cpus=config.trainer_cpus, cpus=config.cpus),
             history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
         )
-        return self.tuner
+        if restored:
+            self.warm.leave(self._why_restored)
+            self.tuner.load_state_dict(restored)
 
     def is_look_due(self) -> bool:
         """Return whether the counters are to be looked at after this step; if so, the next look is a while away."""
@@ -101,22 +111,22 @@ class TunedFit:
         self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
         return True
 
-    def turn(self, totals: StepTotals, samples: int, batch_size: int, exposed_wait_s: float | None = None) -> None:
+    def turn(self, totals: StepTotals) -> None:
         """Give the tuner its turn and show what it decided; as soon as the batch size is known, start from another run.
 
         Args:
             totals: the step timer's totals, at the end of a step.
-            samples: samples since the last turn.
-            batch_size: samples of one batch; 0 while unknown.
-            exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
         """
         assert self.tuner is not None
-        if batch_size and not self._batch_size:
-            self._batch_size = batch_size
-            self.warm.begin(self.tuner, batch_size, versions())
+        if totals.wall_s > COMPILE_AFTER_S:
+            self.compile_beside()
+        if self._batch_samples and not self._batch_size:
+            self._batch_size = self._batch_samples
+            self.warm.begin(self.tuner, self._batch_size, versions())
         if self.tuner.is_warm:
             self.check_reach(totals.steps)
-        decision = self.tuner.batch(totals, samples, exposed_wait_s)
+        samples, self._unseen = self._unseen, 0
+        decision = self.tuner.batch(totals, samples, self.exposed_wait_s())
         if decision is None:
             return
         if decision.applied:
@@ -124,6 +134,23 @@ class TunedFit:
         wait = short_percent(decision.observation.wait_frac)
         self.waited = f"{wait if self.waited is None else self.waited.partition('>')[0]}>{wait}"
         self.publish(decision.observation)
+
+    def _look(self) -> None:
+        self.turn(self._timer.read())
+
+    def pause(self) -> None:
+        """What follows, up to the next fetch, is neither data wait nor the model's time."""
+        with self.guarded("a pause"):
+            if self._unseen and self.frozen is None and self.tuner is not None:
+                self._look()
+            self._timer.pause()
+
+    def exposed_wait_s(self) -> float | None:
+        """Return the total seconds the GPU idled for want of data; None without a GPU."""
+        return None if self._cuda is None else self._cuda.read()
+
+    def compile_beside(self) -> None:
+        """Have the tf.data operations compiled beside the training, if that is still to be done."""
 
     def publish(self, seen: Observation) -> None:
         """Show a decision where the framework, if there is one, shows its figures."""
@@ -143,11 +170,7 @@ class TunedFit:
                 self.tuner.rebind(left)
 
     def loaders_changed(self, steps: int) -> None:
-        """The trainer has other loaders from now on.
-
-        Args:
-            steps: of this fit so far.
-        """
+        """The trainer has other loaders from now on."""
         self._is_reached, self._reach_since = False, steps
 
     def let_go(self) -> Pipeline | None:
@@ -161,13 +184,18 @@ class TunedFit:
         else:
             pass_on(error)
 
+    def _before_fetch(self) -> None:
+        if self._cuda is not None:
+            self._cuda.batch_end()  # here, so that the work of validation and of other callbacks is in it
+            self._cuda.fetch_begin()
+
+    def _after_fetch(self) -> None:
+        if self._cuda is not None:
+            self._cuda.fetch_end()
+
     @contextmanager
     def guarded(self, where: str) -> Iterator[None]:
-        """An error inside freezes the allocation where it is; training goes on.
-
-        Args:
-            where: named in the warning.
-        """
+        """An error inside freezes the allocation where it is; training goes on."""
         try:
             yield
         except Exception as error:
@@ -246,32 +274,3 @@ class TunedFit:
                 versions=versions(),
                 started_from=self.warm.used_source,
             )
-
-
-def metrics(seen: Observation) -> dict[str, float]:
-    """Return what is logged at a decision; the keys are listed in `InTuneCallback`."""
-    resources = seen.resources
-    cpu_shares = {name: rates.service_cpu_s / (rates.service_s or 1.0) for name, rates in seen.rates.items()}
-    logged = {
-        "intune/throughput_samples_per_s": seen.samples_per_s,
-        "intune/wait_frac": seen.wait_frac,
-        "intune/rss_frac": resources.memory_used_bytes / max(1, resources.memory_limit_bytes),
-        "intune/reward": worth(seen.batches_per_s, seen.stages, cpu_shares, resources),
-    }
-    if seen.exposed_wait_frac is not None:
-        logged["intune/exposed_wait_frac"] = seen.exposed_wait_frac
-    logged |= stage_metrics(seen.stages)
-    for name, rates in seen.rates.items():
-        logged[f"intune/queue_fill/{name}"] = rates.queue_fill
-    return logged
-
-
-def stage_metrics(stages: Sequence[Stage]) -> dict[str, float]:
-    """Return what is logged of the stages' values."""
-    logged = {}
-    for stage in stages:
-        kind = "workers" if stage.unit == "workers" else "window"
-        logged[f"intune/{kind}/{stage.window_of or stage.name}"] = float(stage.current)
-        if stage.delivering is not None:
-            logged[f"intune/delivering/{stage.name}"] = float(stage.delivering)
-    return logged

@@ -78,7 +78,6 @@ def put_first(callbacks: Any, ours: Any) -> None:
 
     Args:
         callbacks: the `keras.callbacks.CallbackList` of the fit, which it is free to change.
-        ours: the callback to put first.
     """
     listed = getattr(callbacks, "callbacks", None)
     places = [i for i, callback in enumerate(listed) if callback is ours] if isinstance(listed, list) else []

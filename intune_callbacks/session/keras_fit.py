@@ -9,17 +9,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from intune_callbacks.decide.reward import worth
-from intune_callbacks.measure.device import CudaWait, cuda_wait
+from intune_callbacks.measure.device import cuda_wait
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found
 from intune_callbacks.session.arguments import Settings
-from intune_callbacks.session.fit import COMPILE_AFTER_S, TunedFit, stage_metrics
+from intune_callbacks.session.fit import TunedFit
 from intune_callbacks.session.keras_bar import Bar, put_first
 from intune_callbacks.session.keras_hooks import Fetches, TrainData, batch_rows, from_fit, why_not
 from intune_callbacks.session.keras_source import take_over
 from intune_callbacks.session.keras_timer import LoopReading, LoopTimer
 from intune_callbacks.session.loaders import let_go
+from intune_callbacks.session.metrics import stage_metrics
 from intune_callbacks.session.ranks import place
 from intune_callbacks.types import Clock, Hint, Pipeline
 
@@ -33,9 +34,11 @@ class Fit(TunedFit):
         settings: the callback's; the end card is printed at rank zero only.
 
     Attributes:
-        report: what `report.json` holds, once the fit is closed.
         why: what can be changed, what cannot, and the smallest change that would help.
     """
+
+    _timer: LoopTimer
+    _why_restored = "this callback has trained on the same data before, and goes on with what it found"
 
     def __init__(self, settings: Settings) -> None:
         rank, world, self._local_ranks = place()
@@ -44,19 +47,17 @@ class Fit(TunedFit):
         self.pipeline: Pipeline = Combined({})
         self.why = ""
         self.hints: tuple[Hint, ...] = ()
-        self.report: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
         self._source: weakref.ref[Any] | None = None
         self._clock = Clock()
         self._sink: Any = None
         self._from_python = False
         self._rows = 1
-        self._cuda: CudaWait | None = None
         self._bar = Bar(None)
         self._fetches = Fetches(self._clock, self._before_fetch, self._after_fetch)
         self._timer = LoopTimer(self._read, self._clock)
         self._begun = 0
-        self._samples = 0
+        self._counted = 0
         self._epoch = StepTotals()
         self._epoch_steps = self._epoch_samples = 0
         self._epoch_exposed_s = 0.0
@@ -69,8 +70,6 @@ class Fit(TunedFit):
         """Find what is trained on, put the tunable in its place, and begin.
 
         Args:
-            frame: of `on_train_begin`.
-            callback: the user's InTuneCallback.
             last: the callback's fit before this one; if it had the same data, its allocation is where this one starts.
         """
         iterator, callbacks = from_fit(frame)
@@ -84,10 +83,8 @@ class Fit(TunedFit):
                 self._attach(self.data, getattr(getattr(callback, "_model", None), "train_function", None))
             # `on_train_end` is not called after an exception; then this fit ends with its iterator, or with Python.
             self._finalizer = weakref.finalize(iterator, _abandoned, self)
-        tuner = self.begin(self.pipeline, self._local_ranks)
-        if last is not None and last._state and self._source is not None and last._source == self._source:
-            self.warm.leave("this callback has trained on the same data before, and goes on with what it found")
-            tuner.load_state_dict(last._state)
+        goes_on = last is not None and self._source is not None and last._source == self._source
+        self.begin(self.pipeline, self._local_ranks, last._state if last is not None and goes_on else {})
 
     def let_go(self) -> Pipeline | None:
         data, found = self.data, Found(self.pipeline, self.why, self.hints)  # type: ignore[arg-type]
@@ -104,7 +101,6 @@ class Fit(TunedFit):
         """From here on the loop waits for data or computes.
 
         Args:
-            epoch: which one, from 0 on.
             params: what Keras tells its callbacks: ``epochs`` and, once it is known, ``steps``.
         """
         self._begin_late()
@@ -122,19 +118,15 @@ class Fit(TunedFit):
             return
         # The first step compiles the model and starts the pipeline: it is no example of what follows.
         self._timer.resume()
-        totals = self._timer.read()
-        if self._sink is not None and totals.wall_s > COMPILE_AFTER_S:
-            self._sink.compile()
-        samples = self._timer.samples - self._samples
-        self._samples += samples
-        exposed_wait_s = None if self._cuda is None else self._cuda.read()
-        batch_size = round(self._timer.samples / totals.steps) if totals.steps else 0
-        self.turn(totals, samples, batch_size, exposed_wait_s)
+        totals, samples = self._timer.read(), self._timer.samples
+        self._unseen, self._counted = samples - self._counted, samples
+        self._batch_samples = round(samples / totals.steps) if totals.steps else 0
+        self.turn(totals)
         self._bar.show(self.waited)
 
-    def pause(self) -> None:
-        """What follows, up to the next epoch, is neither data wait nor the model's time."""
-        self._timer.pause()
+    def compile_beside(self) -> None:
+        if self._sink is not None:
+            self._sink.compile()
 
     def epoch_logs(self) -> dict[str, float]:
         """Return what is logged of the epoch just finished; the keys are the same in every epoch."""
@@ -151,7 +143,7 @@ class Fit(TunedFit):
             cpu_shares = {name: _ratio(reading.cpu_s, reading.busy_s) for name, reading in counters.items()}
             batches_per_s = _ratio(steps - self._epoch_steps, active_s)
             logged["intune/reward"] = worth(batches_per_s, stages, cpu_shares, resources)
-        exposed_s = None if self._cuda is None else self._cuda.read()
+        exposed_s = self.exposed_wait_s()
         if exposed_s is not None:
             logged["intune/exposed_wait_frac"] = min(1.0, _ratio(exposed_s - self._epoch_exposed_s, active_s))
             self._epoch_exposed_s = exposed_s
@@ -162,11 +154,7 @@ class Fit(TunedFit):
         return logged
 
     def close(self, show_card: bool) -> None:
-        """Undo every hook, stop every pool, and make the report; a second call does nothing.
-
-        Args:
-            show_card: False keeps the end card from being printed, whatever the user asked for.
-        """
+        """Undo every hook, stop every pool, and make the report; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -180,9 +168,10 @@ class Fit(TunedFit):
                 self.why, self.hints = self._sink.why, self._sink.hints
             self._state = self.state_dict()
             if self.tuner is not None:  # it has not heard of the last steps
-                self.tuner.end(self._timer.read(), self._timer.samples - self._samples)
+                self.tuner.end(self._timer.read(), self._timer.samples - self._counted)
         with self.guarded("the report"):
-            self.report = self.conclude(self._note(), show_card, self.hints, pipeline=self.why or None)
+            note = None if self.pipeline.stages() else self.why
+            self.report = self.conclude(note, show_card, self.hints, pipeline=self.why or None)
         # The callback may live on for long; what the user trained on need not.
         self.tuner, self.data, self._sink, self.pipeline = None, None, None, Combined({})
 
@@ -246,15 +235,6 @@ class Fit(TunedFit):
     def _watched(self) -> int:
         return 0 if self._sink is None else self._sink.waits().iterators
 
-    def _before_fetch(self) -> None:
-        if self._cuda is not None:
-            self._cuda.batch_end()  # here, so that the work of validation and of other callbacks is in it
-            self._cuda.fetch_begin()
-
-    def _after_fetch(self) -> None:
-        if self._cuda is not None:
-            self._cuda.fetch_end()
-
     def _ends(self) -> Iterator[Any]:
         yield lambda: self.check_reach(self._timer.read().steps)
         yield self._timer.pause  # while the counters can still be read
@@ -262,12 +242,9 @@ class Fit(TunedFit):
         if self.data is not None:
             yield self.data.restore
         yield self.pipeline.close
+        yield self.compile_beside
         if self._sink is not None:
-            yield self._sink.compile
             yield self._sink.close
-
-    def _note(self) -> str | None:
-        return None if self.pipeline.stages() else self.why
 
 
 def _abandoned(fit: Fit) -> None:

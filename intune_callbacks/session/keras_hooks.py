@@ -22,9 +22,6 @@ def from_fit(frame: FrameType | None) -> tuple[Any, Any]:
     """Return what `model.fit` iterates over and its list of callbacks, None for what is not found.
 
     Keras gives neither to a callback, but both are local variables of the `fit` that called it.
-
-    Args:
-        frame: of the callback's `on_train_begin`.
     """
     while frame is not None:
         found = frame.f_locals.get("epoch_iterator")
@@ -38,11 +35,7 @@ def from_fit(frame: FrameType | None) -> tuple[Any, Any]:
 
 
 def why_not(epoch_iterator: Any) -> str:
-    """Return why nothing of a fit can be measured; empty where it can.
-
-    Args:
-        epoch_iterator: what `from_fit` found.
-    """
+    """Return why nothing of a fit can be measured; empty where it can."""
     if epoch_iterator is None:
         return "this version of Keras keeps its data where InTune does not find it; nothing is tuned"
     if "_get_iterator" in vars(epoch_iterator):
@@ -178,11 +171,6 @@ class TrainData:
 
 class Fetches:
     """Counts and times the fetches a loop makes in Python.
-
-    Args:
-        clock: its `wall` times them.
-        before: called before each fetch.
-        after: called after each fetch.
 
     Attributes:
         delivered: batches fetched.

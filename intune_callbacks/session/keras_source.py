@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.pipelines.base import MAX_WINDOW
-from intune_callbacks.pipelines.find import Found, find
+from intune_callbacks.pipelines.find import Found
 from intune_callbacks.pipelines.pydataset import PyDatasetPipeline, knobs
 from intune_callbacks.pipelines.pydataset_enqueuer import InLoop, LiveEnqueuer
 from intune_callbacks.pipelines.watched import WatchedLoader
 from intune_callbacks.session.keras_hooks import GIVE_OTHER, NO_PYDATASET, TrainData
+from intune_callbacks.session.loaders import found_in
 from intune_callbacks.types import Clock
 
 __all__ = ["take_over"]
@@ -36,15 +37,13 @@ def take_over(data: TrainData, config: TunerConfig, clock: Clock, give_up: GiveU
     Args:
         data: of a fit whose epochs have not begun.
         config: mode, `workers_kind` and `max_workers`.
-        clock: wall and CPU clock.
         give_up: told of an iterator that could not be taken over; the loop then gets it as it is.
     """
     if data.source is None:
         return None
     if data.pydataset is not None:
         return _pydataset(data, config, clock)
-    kind, order, live = config.workers_kind, config.order, config.mode == "tune"
-    found = find(data.source, clock=clock, max_workers=config.max_workers, workers_kind=kind, order=order, live=live)
+    found = found_in(data.source, config, clock=clock)
     if found.pipeline is None:
         return found
     found.pipeline.prepare()
@@ -109,7 +108,6 @@ class Adopted:
     """The user's loader, each of whose iterators is taken over.
 
     Args:
-        loader: the user's.
         pipeline: what takes them over.
         give_up: told of an iterator that could not be; the loop then gets it as it is.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.measure.wait import StepTimer, StepTotals
 from intune_callbacks.types import Clock
 
 __all__ = ["LoopReading", "LoopTimer"]
@@ -32,7 +32,8 @@ class LoopReading:
 class LoopTimer:
     """Adds up wall time, data wait, batches and samples while the loop runs, and leaves out its pauses.
 
-    It begins paused. Who fetches counts; this only says which part of the counters belongs to the loop.
+    It begins paused. Who fetches counts; this says which part of the counters belongs to the loop, and tells a
+    `StepTimer` of it as if each look at the counters had been one fetch and what came behind it.
 
     With ``steps_per_execution`` above 1 a compiled loop asks for batches while it computes, so part of the fetch costs
     nothing. How much is known from the time of steps that were well fed. Before there was one it follows from this: of
@@ -54,14 +55,12 @@ class LoopTimer:
         self._now, self._reading = clock.wall, read
         self._together = together
         self._step_s: float | None = None
-        self._running = False
-        self._start_s: float | None = None
-        self._last_s = 0.0
+        self._at_s = clock.wall()
+        self._steps = StepTimer(Clock(wall=lambda: self._at_s))
         self._last = LoopReading(0, 0.0, 0)
-        self._totals = StepTotals()
-        self._is_new = False
-        self._begin_s = 0.0
-        self._steps_before = 0
+        self._delivered = self._untold = 0
+        self._first_batch_s = 0.0
+        self._running = self._is_new = False
         self.is_starting = False
         self.samples = 0
         self.untimed = (0, 0)
@@ -69,72 +68,62 @@ class LoopTimer:
     def epoch_begin(self) -> None:
         """An epoch begins; the first one starts clock and program, and the loop stays paused."""
         self._advance()
-        if self._totals.epochs:
-            self.resume()
+        if self._untold:
+            self._tell(0, 0.0)  # of the epoch before
+        self._steps.epoch_begin()
+        self._running = self._delivered > 0
+        if not self._running:
+            self._steps.pause()
         self.is_starting = self._is_new = True
-        self._begin_s = 0.0
 
     def resume(self) -> None:
         """The loop goes on; without a pause nothing happens."""
         if not self._running:
             self._advance()
             self._running = True
+            self._tell(0, 0.0)
 
     def pause(self) -> None:
         """What follows belongs to no step."""
         self._advance()
-        self._running = False
+        if self._running:
+            self._running = False
+            self._steps.pause()
 
     def read(self) -> StepTotals:
         """Return the totals up to this moment."""
         self._advance()
-        return self._totals
+        totals = self._steps.read()
+        if not self._delivered:  # where no batch is ever seen, nobody knows that it waits
+            totals = replace(totals, wait_s=0.0, seam_s=0.0, model_s=totals.model_s + totals.wait_s)
+        return replace(totals, steps=self._delivered, first_batch_s=self._first_batch_s)
 
     def _advance(self) -> None:
-        now_s, reading = self._now(), self._reading()
-        if self._start_s is None:
-            self._start_s = self._last_s = now_s
-        spent_s, before, totals = now_s - self._last_s, self._last, self._totals
-        self._last_s, self._last = now_s, reading
-        done = max(reading.delivered - before.delivered, 0)
+        now_s, reading, before = self._now(), self._reading(), self._last
+        spent_s, self._last = now_s - self._at_s, reading
+        done, samples = max(reading.delivered - before.delivered, 0), max(reading.samples - before.samples, 0)
         waited_s = min(max(reading.wait_s - before.wait_s, 0.0), spent_s)
-        samples = max(reading.samples - before.samples, 0)
-        self.samples += samples
+        if not self._delivered:
+            self._first_batch_s += waited_s
         if not self._running:
+            self._untold += done
             self.untimed = self.untimed[0] + done, self.untimed[1] + samples
-        steps, wait_s, model_s, paused_s = totals.steps + done, totals.wait_s, totals.model_s, totals.paused_s
-        seam_s = 0.0
-        if self.is_starting:
+        elif self.is_starting:
             # Up to the first look at an epoch's first batch the loop has done nothing but start it.
-            seam_s = spent_s if self._is_new and self._running else waited_s
-            self._is_new = False
-        if self._running:
-            waited_s = seam_s if self.is_starting else self._blocked(waited_s, spent_s, done)
-            wait_s, model_s = wait_s + waited_s, model_s + spent_s - waited_s
+            self._tell(done, spent_s if self._is_new else waited_s)
         else:
-            paused_s += spent_s
-        self._totals = replace(
-            totals,
-            steps=steps,
-            wait_s=wait_s,
-            model_s=model_s,
-            paused_s=paused_s,
-            wall_s=now_s - self._start_s,
-            seam_s=totals.seam_s + (seam_s if self._running else 0.0),
-        )
-        self._begin_s += seam_s
-        if self.is_starting and done:
-            self._started(totals.steps)
+            self._tell(done, self._blocked(waited_s, spent_s, done))
+        self._at_s = now_s
+        self._delivered, self.samples = self._delivered + done, self.samples + samples
+        self._is_new, self.is_starting = False, self.is_starting and not done
 
-    def _started(self, steps: int) -> None:
-        """Take note of what the start of this epoch took, and of how many batches the one before had."""
-        self.is_starting, totals = False, self._totals
-        if totals.epochs:
-            start = {"epoch_start_s": self._begin_s, "epoch_batches": steps - self._steps_before}
-            self._totals = replace(totals, epochs=totals.epochs + 1, **start)  # type: ignore[arg-type]
-        else:
-            self._totals = replace(totals, epochs=1, first_batch_s=self._begin_s)
-        self._steps_before = steps
+    def _tell(self, done: int, blocked_s: float) -> None:
+        """Tell of the steps since the last look, and of the seconds in which the loop did nothing but fetch."""
+        steps, self._untold = done + self._untold, 0
+        self._steps.fetch_begin()
+        self._at_s += blocked_s
+        self._steps.fetch_end(is_step=steps > 0)
+        self._steps.batches += max(steps - 1, 0)
 
     def _blocked(self, waited_s: float, spent_s: float, steps: int) -> float:
         """Return the part of the fetch in which the loop did nothing else."""

@@ -8,15 +8,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from intune_callbacks.measure.device import CudaWait, cuda_wait
+from intune_callbacks.measure.device import cuda_wait
 from intune_callbacks.measure.wait import StepTimer
 from intune_callbacks.pipelines.base import Combined
-from intune_callbacks.pipelines.find import find
+from intune_callbacks.pipelines.find import Found
 from intune_callbacks.session.arguments import Settings
-from intune_callbacks.session.fit import TunedFit, metrics
+from intune_callbacks.session.fit import TunedFit
 from intune_callbacks.session.lightning_hooks import FetchHooks, TrainLoaders
+from intune_callbacks.session.loaders import found_in
+from intune_callbacks.session.metrics import metrics
 from intune_callbacks.session.samples import Samples
-from intune_callbacks.types import Clock, Hint, Observation, Pipeline
+from intune_callbacks.types import Hint, Observation, Pipeline
 
 __all__ = ["Fit"]
 
@@ -25,38 +27,28 @@ class Fit(TunedFit):
     """From `setup` to `teardown` of one fit; never built when the mode is ``off``.
 
     Args:
-        trainer: a Trainer of either Lightning.
         settings: the callback's; the end card is printed at rank zero only.
     """
 
+    _timer: StepTimer
+
     def __init__(self, trainer: Any, settings: Settings) -> None:
         super().__init__(settings, trainer.global_rank, int(getattr(trainer, "world_size", 1)))
-        self.trainer, config = trainer, settings.config
-        self.timer = StepTimer(Clock())
-        self._unseen = self._batch_samples = 0
+        self.trainer = trainer
+        self._timer = StepTimer()
         self._samples = Samples()
-        self.cuda: CudaWait | None = None
-        self.loaders = TrainLoaders(
-            trainer.fit_loop,
-            lambda loader: find(
-                loader,
-                max_workers=config.max_workers,
-                workers_kind=config.workers_kind,
-                order=self._order(),
-                live=config.mode == "tune",
-            ),
-        )
+        self.loaders = TrainLoaders(trainer.fit_loop, self._found_in)
         self.hooks = FetchHooks(trainer.fit_loop.epoch_loop, self._before_fetch, self._after_fetch)
         self.why: tuple[str, ...] = ()
         self.hints: tuple[Hint, ...] = ()
         self._no_wait: str | None = None
         self._outer_error: BaseException | None = None
 
-    def _order(self) -> str:
+    def _found_in(self, loader: Any) -> Found:
         # What comes first decides what an epoch that is cut short gets, and what is paired with what.
         limit = getattr(self.trainer, "limit_train_batches", 1.0)
         is_whole = isinstance(limit, float) and limit >= 1.0
-        return self.config.order if is_whole and not self.loaders.are_paired else "same"
+        return found_in(loader, self.config, is_alone=is_whole and not self.loaders.are_paired)
 
     def attach(self) -> None:
         """Hook in, before Lightning asks for its loaders."""
@@ -74,11 +66,8 @@ class Fit(TunedFit):
                 self.why, self.hints = self.loaders.why(), self.loaders.hints()
                 pipeline = self.loaders.pipeline()
         if self.trainer.strategy.root_device.type == "cuda":
-            self.cuda = cuda_wait()
-        tuner = self.begin(pipeline, _local_ranks(self.trainer))
-        if restored:
-            self.warm.leave("a checkpoint was resumed, and its state goes first")
-            tuner.load_state_dict(restored)
+            self._cuda = cuda_wait()
+        self.begin(pipeline, _local_ranks(self.trainer), restored)
 
     def batch(self, batch: Any) -> None:
         """Give the tuner its turn: the step is over, the next batch not asked for yet."""
@@ -89,11 +78,6 @@ class Fit(TunedFit):
         if self.is_look_due():
             self._look()
 
-    def _look(self) -> None:
-        exposed_wait_s = None if self.cuda is None else self.cuda.read()
-        samples, self._unseen = self._unseen, 0
-        self.turn(self.timer.read(), samples, self._batch_samples, exposed_wait_s)
-
     def let_go(self) -> Pipeline | None:
         if not self.loaders.let_go():
             return None
@@ -103,28 +87,17 @@ class Fit(TunedFit):
     def epoch_begin(self) -> None:
         """What follows, up to the first batch, is the start of an epoch."""
         if self.tuner is not None:
-            self.timer.epoch_begin()
-            self.tuner.expect(*_length(self.trainer, self.timer.read().steps))
-
-    def pause(self) -> None:
-        """What follows, up to the next fetch, is neither data wait nor the model's time."""
-        if self.tuner is not None:
-            if self._unseen and self.frozen is None:
-                self._look()
-            self.timer.pause()
+            self._timer.epoch_begin()
+            self.tuner.expect(*_length(self.trainer, self._timer.read().steps))
 
     def end(self) -> None:
         """The training is over."""
         if self.tuner is not None:
-            self.tuner.end(self.timer.read())
-            self.timer.pause()
+            self.tuner.end(self._timer.read())
+            self._timer.pause()
 
     def close(self, show_card: bool) -> dict[str, Any]:
-        """Undo every hook, stop every pool, and return the report.
-
-        Args:
-            show_card: False, after an error, keeps the end card from being printed, whatever the user asked for.
-        """
+        """Undo every hook, stop every pool, and return the report."""
         for end in (self._check_last, self.hooks.detach, self.loaders.detach, self.loaders.close):
             with self.guarded("the end of the fit"):
                 end()
@@ -132,7 +105,7 @@ class Fit(TunedFit):
         return self.conclude(note, show_card, self.hints)
 
     def _check_last(self) -> None:
-        self.check_reach(self.timer.read().steps)
+        self.check_reach(self._timer.read().steps)
 
     def _requested(self, loader: Any) -> None:
         if self.frozen is None:
@@ -146,14 +119,12 @@ class Fit(TunedFit):
             if self.loaders.refresh():
                 self.tuner.rebind(self.loaders.pipeline())
                 self._samples = Samples(self.loaders.batch_size())
-                self.loaders_changed(self.timer.read().steps)
+                self.loaders_changed(self._timer.read().steps)
                 self.loaders.release_old()
                 self.why, self.hints = self.loaders.why(), self.loaders.hints()
-            if self.cuda is not None:
-                self.cuda.batch_end()  # here, so that the work of validation and of other callbacks is in it
-                self.cuda.fetch_begin()
+            super()._before_fetch()
             self._outer_error = sys.exc_info()[1]
-            self.timer.fetch_begin()
+            self._timer.fetch_begin()
         except Exception as error:
             self.give_up("the hook before a fetch", error)
 
@@ -161,9 +132,8 @@ class Fit(TunedFit):
         if self.tuner is None or self.frozen is not None:
             return
         # Lightning calls this in a `finally`: an error on its way, StopIteration too, means no batch was delivered.
-        self.timer.fetch_end(delivered=sys.exc_info()[1] is self._outer_error)
-        if self.cuda is not None:
-            self.cuda.fetch_end()
+        self._timer.fetch_end(delivered=sys.exc_info()[1] is self._outer_error)
+        super()._after_fetch()
 
     def publish(self, seen: Observation) -> None:
         trainer = self.trainer
@@ -176,12 +146,7 @@ class Fit(TunedFit):
 
 
 def _length(trainer: Any, steps: int) -> tuple[int | None, int | None]:
-    """Return the batches of one epoch and of the whole fit, None for what is not known.
-
-    Args:
-        trainer: at the start of an epoch.
-        steps: made in this fit so far.
-    """
+    """Return the batches of one epoch and of the whole fit, None for what is not known."""
     loop = trainer.fit_loop
     epoch, epochs, most = loop.max_batches, loop.max_epochs, loop.max_steps
     epoch = int(epoch) if isinstance(epoch, (int, float)) and 0 < epoch < math.inf else None

@@ -26,7 +26,6 @@ class FetchHooks:
     device, other callbacks, validation and, under DDP, a collective.
 
     Args:
-        epoch_loop: ``trainer.fit_loop.epoch_loop``.
         before: called before Lightning's own hook.
         after: called after Lightning's own hook, also when the fetch ended in an exception.
     """
@@ -72,7 +71,6 @@ class TrainLoaders:
     """The train loaders a Trainer holds, made tunable while they run.
 
     Args:
-        fit_loop: ``trainer.fit_loop``.
         find: returns what can be tuned in one loader (``.pipeline`` and ``.why``).
 
     Attributes:

@@ -9,41 +9,43 @@ from typing import Any
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found, find
-from intune_callbacks.types import Hint
+from intune_callbacks.types import Clock, Hint
 
-__all__ = ["compile_beside", "hints_of", "length_of", "let_go", "look_for", "pipeline_of", "reasons_of"]
+__all__ = ["compile_beside", "found_in", "hints_of", "length_of", "let_go", "look_for", "pipeline_of", "reasons_of"]
 
 GiveUp = Callable[[str, BaseException], None]
+
+
+def found_in(
+    loader: Any, config: TunerConfig, *, is_alone: bool = True, clock: Clock | None = None, wait: bool = True
+) -> Found:
+    """Return what can be tuned of a loader under these settings; of loaders that are paired, in their order."""
+    return find(
+        loader,
+        clock=clock,
+        max_workers=config.max_workers,
+        workers_kind=config.workers_kind,
+        order=config.order if is_alone else "same",
+        live=config.mode == "tune",
+        wait=wait,
+    )
 
 
 def look_for(loader: Any, config: TunerConfig, is_alone: bool, give_up: GiveUp) -> Found:
     """Return what a loop can have tuned of a loader, ready for its first iterator.
 
     Args:
-        loader: the user's.
         config: mode, `workers_kind`, `max_workers` and `order`.
         is_alone: False where several loaders feed the same steps: their batches are paired.
-        give_up: told of an error of ours.
     """
     try:
-        return _ready(loader, config, is_alone)
+        found = found_in(loader, config, is_alone=is_alone, wait=False)
+        if found.pipeline is not None:
+            found.pipeline.prepare()
+        return found
     except Exception as error:
         give_up("the first look at a loader", error)
         return Found(None, f"{type(loader).__name__}: {error}")
-
-
-def _ready(loader: Any, config: TunerConfig, is_alone: bool) -> Found:
-    found = find(
-        loader,
-        max_workers=config.max_workers,
-        workers_kind=config.workers_kind,
-        order=config.order if is_alone else "same",
-        live=config.mode == "tune",
-        wait=False,
-    )
-    if found.pipeline is not None:
-        found.pipeline.prepare()
-    return found
 
 
 def compile_beside(found: Sequence[Found]) -> None:
@@ -55,11 +57,7 @@ def compile_beside(found: Sequence[Found]) -> None:
 
 
 def pipeline_of(found: Mapping[str, Found]) -> Combined:
-    """Return all that can be tuned, with the loaders' names in front of the stages when there are several.
-
-    Args:
-        found: by the loaders' names.
-    """
+    """Return all that can be tuned, with the loaders' names in front of the stages when there are several."""
     return Combined({name: one.pipeline for name, one in found.items() if one.pipeline is not None})
 
 
@@ -91,10 +89,6 @@ def let_go(loader: Any, found: Found) -> Found:
     """Return what is left of a find once the trainer has batches: all of it, or the reason why it delivered none.
 
     A pipeline that delivered none is closed, and the loader is as it was.
-
-    Args:
-        loader: what the trainer was given.
-        found: what was made of it.
     """
     if found.pipeline is None or not found.pipeline.stages() or found.pipeline.stats().delivered:
         return found

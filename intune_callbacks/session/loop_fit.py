@@ -6,15 +6,15 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from intune_callbacks.measure.device import CudaWait, cuda_wait
+from intune_callbacks.measure.device import cuda_wait
 from intune_callbacks.measure.wait import StepTimer, StepTotals
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.session.arguments import Settings
-from intune_callbacks.session.fit import COMPILE_AFTER_S, TunedFit
+from intune_callbacks.session.fit import TunedFit
 from intune_callbacks.session.loaders import (
     compile_beside,
     hints_of,
@@ -27,7 +27,7 @@ from intune_callbacks.session.loaders import (
 from intune_callbacks.session.loop_fetches import Unseen, told
 from intune_callbacks.session.ranks import place as place_of
 from intune_callbacks.session.samples import Samples, batch_size_of
-from intune_callbacks.types import Clock, Pipeline
+from intune_callbacks.types import Pipeline
 
 __all__ = ["Fit"]
 
@@ -43,33 +43,32 @@ class Fit(TunedFit):
     Args:
         settings: the arguments of `live`; the end card is printed at rank zero only.
         loaders: what the loop draws from; batches of the first one are the steps.
+        restored: the tuner's state from a checkpoint, empty without one.
 
     Attributes:
-        report: what `report.json` holds, once the fit is closed.
         batches: of the whole run, None where nobody knows.
         is_closed: nothing is measured or tuned any more.
     """
 
-    def __init__(self, settings: Settings, loaders: Sequence[Any]) -> None:
+    _timer: StepTimer
+
+    def __init__(self, settings: Settings, loaders: Sequence[Any], restored: Mapping[str, Any] | None = None) -> None:
         rank, world, local_ranks = place_of()
         super().__init__(settings, rank, world)
-        self.report: dict[str, Any] = {}
         self.batches: int | None = None
         self.is_closed = False
         self._loaders = tuple(loaders)
         self._close_others()
         self._found = [look_for(one, self.config, len(loaders) == 1, self.give_up) for one in self._loaders]
         self._pipeline = pipeline_of(self._by_name())
-        self._timer = StepTimer(Clock())
-        self._unseen = self._batch_samples = 0
+        self._timer = StepTimer()
         self._samples = Samples(batch_size_of(self._loaders[0]))
         self._fetches = [0] * len(self._loaders)
         self._compiled = Unseen(self._found[0].pipeline)
-        self._cuda: CudaWait | None = None
         self._running: list[object] = [None] * len(self._loaders)
         self._ended: StepTotals | None = None
         self._process, self._thread = os.getpid(), threading.get_ident()
-        self.begin(self._pipeline, local_ranks)
+        self.begin(self._pipeline, local_ranks, restored or {})
         _open[id(self)] = self
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -78,7 +77,6 @@ class Fit(TunedFit):
         """Return an iterator over a loader, made as the loop asks for it: an epoch begins if it is the first loader.
 
         Args:
-            place: of the loader.
             owner: what has to live as long as the iterator does.
         """
         if place == 0:
@@ -100,20 +98,13 @@ class Fit(TunedFit):
         """Return a running iterator with each fetch timed.
 
         Args:
-            inner: the iterator.
-            place: of its loader.
             owner: what has to live as long as it does.
         """
         iterator, self._running[place] = told(inner, self, place, owner)
         return iterator
 
     def again(self, place: int, token: object) -> None:
-        """An epoch begins on an iterator that is used again.
-
-        Args:
-            place: of its loader.
-            token: the iterator's.
-        """
+        """An epoch begins on an iterator that is used again."""
         if not self.is_closed:
             self._running[place] = token
             if place == 0:
@@ -153,11 +144,7 @@ class Fit(TunedFit):
             self.give_up("the moment after a fetch", error)
 
     def handed_over(self, place: int) -> None:
-        """A compiled function takes batches from here on: the steps of the one before are over.
-
-        Args:
-            place: of their loader.
-        """
+        """A compiled function takes batches from here on: the steps of the one before are over."""
         if place == 0 and not self.is_closed:
             self._take_note()
             with self.guarded("a call of a compiled function"):
@@ -168,7 +155,6 @@ class Fit(TunedFit):
         """The loop has all batches of an iterator, or wants no more: what follows is a pause.
 
         Args:
-            place: of the loader.
             token: the iterator's; an older one than the last changes nothing.
             is_dropped: it was not read to its end, and is being finalised, in whatever thread and at whatever moment.
         """
@@ -193,11 +179,7 @@ class Fit(TunedFit):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, show_card: bool) -> None:
-        """Undo every patch, stop what no running loop needs, and make the report; a second call does nothing.
-
-        Args:
-            show_card: False keeps the end card from being printed, whatever the user asked for.
-        """
+        """Undo every patch, stop what no running loop needs, and make the report; a second call does nothing."""
         if self.is_closed or self.tuner is None:
             return
         self.is_closed = True
@@ -210,7 +192,7 @@ class Fit(TunedFit):
             totals = self._ended or left
             self.tuner.end(totals, self._unseen)
             self.check_reach(totals.steps)
-            compile_beside(self._found)
+            self.compile_beside()
         for place, found in enumerate(self._found):
             if found.pipeline is None:
                 continue
@@ -282,21 +264,14 @@ class Fit(TunedFit):
         """Count what compiled functions took of the first loader: Python has not seen these fetches."""
         with self.guarded("the count of batches"):
             self._unseen += self._compiled.tell(self._timer, self._fetches[0])
-
-    def _look(self) -> None:
-        samples, self._unseen, totals = self._unseen, 0, self._timer.read()
-        if totals.wall_s > COMPILE_AFTER_S:
-            compile_beside(self._found)
-        batch_samples = self._batch_samples or self._compiled.batch_samples
-        self.turn(totals, samples, batch_samples, None if self._cuda is None else self._cuda.read())
+            self._batch_samples = self._batch_samples or self._compiled.batch_samples
 
     def pause(self) -> None:
-        """What follows, up to the next fetch, is neither data wait nor the model's time."""
         self._take_note()
-        with self.guarded("a pause"):
-            if self._unseen and self.frozen is None and self.tuner is not None:
-                self._look()
-            self._timer.pause()
+        super().pause()
+
+    def compile_beside(self) -> None:
+        compile_beside(self._found)
 
     def _by_name(self) -> dict[str, Any]:
         return {str(place): found for place, found in enumerate(self._found)}

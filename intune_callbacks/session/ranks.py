@@ -31,9 +31,6 @@ def exchange(report: Report, rank: int, world: int, wait_s: float = WAIT_S) -> d
     By the key-value store of torch's process group: no collective, so a rank that is missing costs `wait_s`, once.
 
     Args:
-        report: this rank's.
-        rank: this process among those that train together.
-        world: how many train together.
         wait_s: most seconds rank 0 waits for the others.
 
     Returns:
@@ -115,9 +112,6 @@ def local_ranks(world: int) -> int:
 
     Under SLURM a task that is bound to CPUs sees only its own. Where nobody tells, all ranks are on this node, or as
     many as it has GPUs.
-
-    Args:
-        world: ranks that train together.
     """
     if world == 1:
         return 1

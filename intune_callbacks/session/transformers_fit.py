@@ -10,9 +10,9 @@ from intune_callbacks.pipelines.find import Found
 from intune_callbacks.pipelines.torch_reach import unwrapped
 from intune_callbacks.session import loop_fit
 from intune_callbacks.session.arguments import Settings
-from intune_callbacks.session.fit import metrics
 from intune_callbacks.session.loaders import look_for
 from intune_callbacks.session.loop_fetches import Fetches
+from intune_callbacks.session.metrics import metrics
 from intune_callbacks.types import Observation
 
 __all__ = ["Fit"]
@@ -27,8 +27,6 @@ class Fit(loop_fit.Fit):
     has wrapped around the DataLoader asks that for its iterators, by `_get_iterator`.
 
     Args:
-        settings: the callback's.
-        loader: what the Trainer iterates over.
         restored: the tuner's state from a checkpoint, empty without one.
         show: called with what was measured at each decision, under the names of the metrics, and the text of the bar.
     """
@@ -41,26 +39,18 @@ class Fit(loop_fit.Fit):
         show: Callable[[dict[str, float], str], None],
     ) -> None:
         # Not the loader itself: where it ends without `on_train_end`, so does this.
-        super().__init__(settings, (unwrapped(loader),))
+        super().__init__(settings, (unwrapped(loader),), restored)
         self._show = show
         self._is_step_over = False
         self._undo: list[Callable[[], None]] = []
         self.watch(loader, self._found[0])
-        if restored and self.tuner is not None:
-            self.warm.leave("a checkpoint was resumed, and its state goes first")
-            self.tuner.load_state_dict(restored)
 
     def instead(self, loader: Any) -> None:
         """The resumed epoch runs on a loader of its own, which skips what was trained on before."""
         self.watch(loader, look_for(loader, self.config, True, self.give_up))
 
     def watch(self, loader: Any, found: Found) -> None:
-        """Take note of each iterator of a loader from its start.
-
-        Args:
-            loader: of the Trainer.
-            found: what can be tuned in it.
-        """
+        """Take note of each iterator of a loader from its start."""
         base: Any = unwrapped(loader)
         if not hasattr(base, "_get_iterator"):
             return

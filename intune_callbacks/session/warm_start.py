@@ -57,7 +57,6 @@ def write_found(
         folder: of this run and rank.
         tuner: closed.
         batch_size: samples.
-        ranks: how many train together.
         versions: library -> version.
         started_from: the run this one was started from, if so.
 
@@ -76,12 +75,10 @@ def write_found(
         return None
     allocation, after = _best(decisions, tuner, summary)
     state = json.dumps(tuner.state_dict() | {"allocation": allocation}, allow_nan=False)
-    machine = decisions[-1].observation.resources
     same = fingerprint(
         [asdict(row) for row in summary.stages],
         batch_size=batch_size,
-        cpus=machine.cpus,
-        memory_limit_bytes=machine.memory_limit_bytes,
+        machine=decisions[-1].observation.resources,
         policy=tuner.policy.name,
         ranks=ranks,
         versions=versions,
@@ -170,8 +167,7 @@ class WarmStart:
         now = fingerprint(
             [asdict(stage) for stage in stages],
             batch_size=batch_size,
-            cpus=machine.cpus,
-            memory_limit_bytes=machine.memory_limit_bytes,
+            machine=machine,
             policy=tuner.policy.name,
             ranks=self._world,
             versions=versions,

@@ -17,9 +17,6 @@ def show(report: Report, folder: Path | None = None) -> None:
     """Print the end card to stdout.
 
     rich leaves out the colours where ``NO_COLOR`` is set (https://no-color.org).
-
-    Args:
-        report, folder: as for `end_card`.
     """
     console = _console()
     if console is not None:

@@ -17,12 +17,7 @@ PANELS = 4
 
 
 def line(rank: Rank, decision: Mapping[str, Any]) -> str:
-    """Return one decision as a line of text.
-
-    Args:
-        rank: whose it is.
-        decision: as in the history.
-    """
+    """Return one decision as a line of text."""
     seen = decision["observation"]
     parts = [rank.name, f"step {decision['step']}", f"{_number(seen['samples_per_s'])} samples/s"]
     parts += [

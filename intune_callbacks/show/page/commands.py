@@ -49,9 +49,7 @@ def report(directory: Path, out: Path | None = None, show: bool = False) -> int:
     """Print the end card of a run, write its page, and return the exit code.
 
     Args:
-        directory: the run's.
         out: where the page goes; `report.html` in the directory by default.
-        show: open the page in a browser.
 
     Raises:
         ConfigError: the directory holds no run.
@@ -71,7 +69,6 @@ def compare(first: Path, second: Path, html: Path | None = None, show: bool = Fa
         first: the directory of one run.
         second: that of the other.
         html: where a page with both courses goes; None writes one only to show it, beside the second run.
-        show: open the page in a browser.
 
     Raises:
         ConfigError: one of the directories holds no run.
@@ -85,13 +82,7 @@ def compare(first: Path, second: Path, html: Path | None = None, show: bool = Fa
 
 
 def comparison_text(rows: list[Row], first: str, second: str) -> str:
-    """Return the rows as a table for a terminal.
-
-    Args:
-        rows: what `two_runs` gave.
-        first: heading of the first column.
-        second: of the second one.
-    """
+    """Return the rows as a table for a terminal."""
     lines = [Row("", first, second)]
     for before, row in zip([None, *rows], rows, strict=False):
         if before is not None and before.group != row.group:

@@ -18,12 +18,7 @@ POINTS, MARKS, VALUES, MEANS = 2000, 1500, 60_000, 150
 
 
 def draw(columns: RunColumns, report: Report) -> Drawing | None:
-    """Return what is drawn of a run; None where nothing was measured.
-
-    Args:
-        columns: its decisions.
-        report: of the same run.
-    """
+    """Return what is drawn of a run; None where nothing was measured."""
     machine, eventful = columns.machine, columns.eventful
     speed, wait, used = (machine[name] for name in ("samples_per_s", "wait_frac", "memory_used_bytes"))
     shown = _some(eventful, speed)

@@ -128,7 +128,6 @@ class Plots:
 
         Args:
             name: at the pointer.
-            colour: of the line.
             values: of every entry of the column that the times were chosen of.
             at: which times.
             dash: one of `DASHES`.

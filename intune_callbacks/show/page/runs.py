@@ -48,9 +48,6 @@ class Run:
 def read(directory: str | Path) -> list[Run]:
     """Return the run in a folder, or one for each rank, rank 0 first.
 
-    Args:
-        directory: the `run_dir` of the callback.
-
     Raises:
         ConfigError: it is no folder, or nothing in it is of a run.
     """
