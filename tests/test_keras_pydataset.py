@@ -227,7 +227,7 @@ def test_a_keras_that_looks_otherwise_is_timed(given: dict[str, Any], monkeypatc
 def test_everything_is_given_back() -> None:
     found: list[Any] = []
 
-    class Looks(runs.InTuneCallback):  # type: ignore[misc]
+    class Looks(InTuneCallback):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:
             import sys
 
