@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from intune_callbacks.errors import MissingPackage
+from intune_callbacks.errors import ConfigError, MissingPackage
 from intune_callbacks.session.arguments import BaseCallback, guarded
 from intune_callbacks.session.keras_fit import Fit
 
@@ -27,7 +27,8 @@ def _callback_base() -> type:
 
 if TYPE_CHECKING:
 
-    class _Callback: ...
+    class _Callback:
+        def set_model(self, model: Any) -> None: ...
 
 else:
     _Callback = _callback_base()
@@ -67,6 +68,7 @@ class InTuneCallback(BaseCallback, _Callback):
 
     Raises:
         MissingPackage: on import, when Keras 3 is not installed.
+        ConfigError: by `fit`, where the model is one of Keras 2 (tf_keras).
     """
 
     # There is no `on_train_batch_end`: with one, Keras waits for the results of each step to hand them over.
@@ -83,6 +85,13 @@ class InTuneCallback(BaseCallback, _Callback):
     def __getstate__(self) -> dict[str, Any]:
         # A fit holds on to iterators and threads; a copy begins without one, as a new callback does.
         return {**vars(self), "_fit": None, "_last": None, "_report": self.report}
+
+    def set_model(self, model: Any) -> None:
+        # With `TF_USE_LEGACY_KERAS=1` Keras 2 has the model, and would ask the callback for what Keras 3 does not have.
+        if any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__):
+            problem = f"model={type(model).__name__}: it is one of tf_keras (Keras 2); expected one of Keras 3"
+            raise ConfigError([f"{problem}. Unset TF_USE_LEGACY_KERAS, or write a loop over live(dataset)"])
+        super().set_model(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._close(show_card=False)

@@ -88,6 +88,13 @@ def test_no_keras_installed_says_what_to_install() -> None:
     assert install_line("keras") in run.stderr
 
 
+def test_a_model_of_keras_2_is_named_and_what_to_do() -> None:
+    model = type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})
+    with pytest.raises(ConfigError, match=r"Mine: it is one of tf_keras .* over live"):
+        InTuneCallback().set_model(type("Mine", (model,), {})())
+    InTuneCallback().set_model(keras.Sequential())
+
+
 def test_keras_stays_asynchronous() -> None:
     # One overridden hook of this name, and Keras waits for the result of each step.
     for name in ("on_train_batch_end", "on_batch_end", "on_test_batch_end", "on_predict_batch_end"):
