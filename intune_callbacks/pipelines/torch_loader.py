@@ -161,7 +161,7 @@ class MapLoader:
 
     def stages(self) -> tuple[Stage, ...]:
         engines, low = self._engines, min(1, self._loader.num_workers)
-        limits = low, self._high, engines.workers
+        limits = low, self._high if engines.most is None else engines.most, engines.workers
         load = Stage(WORKERS, "cpu", "workers", *limits, knob=WORKERS_KNOB, startup_s=engines.startup_s())
         return windowed(load, engines.window, low=engines.least_window, knob=WINDOW_KNOB)
 
