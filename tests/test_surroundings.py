@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import decimal
+import errno
 import importlib
 import itertools
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -157,6 +159,13 @@ class Told(Dataset[Any]):
         return [index, *(fn(index) for fn in self.fns)]
 
 
+def eventually(true: Callable[[], bool], within_s: float = 10.0) -> bool:
+    until_s = time.monotonic() + within_s
+    while not true() and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return true()
+
+
 def trained(names: list[str], tuned: bool, method: str = "fork") -> list[Any]:
     """Each batch is asked for inside what the training does around it, but the iterator is made outside."""
     loader = DataLoader(
@@ -240,3 +249,42 @@ def test_a_new_interpreter_begins_as_a_stock_one(method: str, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     names = ["directory", "environment", "autocast", "numpy", "dtype"]
     assert trained(names, tuned=True, method=method) == trained(names, tuned=False, method=method)
+
+
+class Rows(Dataset[int]):
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_where_no_more_processes_are_to_be_had_half_of_the_added_ones_are_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The training needs some itself: the workers of a validation could not be started, and it ended."""
+    loader = DataLoader(Rows(), batch_size=2, num_workers=2)
+    pipeline = MapLoader(loader, clock=Clock())
+    pipeline.prepare()
+    stock, most = os.fork, 8
+
+    def fork() -> int:
+        if len(multiprocessing.active_children()) >= most:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return stock()
+
+    monkeypatch.setattr(os, "fork", fork)
+    try:
+        batches = iter(loader)
+        seen = [next(batches)]
+        pipeline.resize({"load": 12})
+        seen += itertools.islice(batches, 60)
+        assert eventually(lambda: len(multiprocessing.active_children()) <= most // 2 + 1)
+        assert (
+            2 < pipeline.stages()[0].current == pipeline.stages()[0].high < most
+            and "BlockingIOError" in pipeline.why_not
+        )
+        assert len(list(DataLoader(Rows(), batch_size=100, num_workers=2))) == 4
+        assert torch.cat([*seen, *batches]).tolist() == list(range(400))
+    finally:
+        pipeline.close()

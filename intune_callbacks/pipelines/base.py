@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from intune_callbacks.types import Allocation, Hint, Pipeline, PipelineStats, Stage
 
 __all__ = [
     "MAX_PROCESSES", "MAX_THREADS", "MAX_WINDOW", "Combined", "Pipeline", "busy_limit", "clamp", "cpus_allowed",
-    "windowed",
+    "give_back", "spared", "windowed",
 ]  # fmt: skip
 
+# What the system says where it has no more processes, memory or descriptors for this user or container.
+SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+NO_THREAD = "can't start new thread"
 # Why: see `busy_limit`.
 BURST = 1.15
 # A choice: more than most machines need; a process has memory of its own. CPUs and memory are watched by the guard.
@@ -53,6 +58,37 @@ def windowed(
 def cpus_allowed() -> int:
     """Return how many CPUs this process may run on; limits of the container are not among them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spared(error: BaseException, running: int, own: int) -> int:
+    """Return how many workers stay where one more was refused.
+
+    Where it is processes, threads or descriptors that are short, the training needs some itself, as for the workers
+    of a validation: half of what was added to the user's number is given back.
+
+    Args:
+        error: why it was refused.
+        running: workers there are.
+        own: the user's number.
+    """
+    is_short = str(error) == NO_THREAD or (isinstance(error, OSError) and error.errno in SHORT)
+    return (own + running + 1) // 2 if is_short and running > own else running
+
+
+def give_back(engine: Any, error: BaseException, own: int) -> int:
+    """Have an engine keep what is `spared`, and return how many workers these are.
+
+    Args:
+        engine: an `ElasticMap` that could not be given one more.
+        error: why.
+        own: the user's number.
+    """
+    kept = spared(error, engine.workers, own)
+    if kept < engine.workers:
+        if engine.pool is not None:
+            engine.pool.is_short = True
+        engine.resize(kept)
+    return kept
 
 
 def busy_limit(cpus: float, worker_stages: int) -> float:

@@ -9,7 +9,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, windowed
+from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, give_back, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import CHANGED, plain_values
@@ -39,6 +39,7 @@ class PyDatasetPipeline:
 
     Attributes:
         why_not: why what was wanted is not in force: the last error of a start or of a growth, empty if none.
+        own: the user's number of workers.
         is_closed: no run begins any more.
         delivered: batches handed out.
     """
@@ -55,7 +56,7 @@ class PyDatasetPipeline:
         in_order: bool = True,
     ) -> None:
         self._dataset, self._kind, self._clock, self._in_order = dataset, kind, clock, in_order
-        self._own, self.workers, self.window = workers, workers, min(max(1, window), MAX_WINDOW)
+        self.own, self.workers, self.window = workers, workers, min(max(1, window), MAX_WINDOW)
         self._high = max(workers, max_workers or (MAX_PROCESSES if kind == "process" else MAX_THREADS))
         self._counters, self._startup = Counters(), Startup()
         self._run: Run | None = None
@@ -83,7 +84,7 @@ class PyDatasetPipeline:
     def _engine(self, source: _Numbered, hold: Hold, ordered: bool) -> ElasticMap[Any]:
         here, pool = Here(self._dataset), None
         # As many as the user's enqueuer starts, and at least two; the others while the loop waits anyway.
-        workers = min(self.workers, max(2, self._own)) if self._kind == "process" else self.workers
+        workers = min(self.workers, max(2, self.own)) if self._kind == "process" else self.workers
         if self._kind == "process":
             # The context of `multiprocessing.Pool`, which Keras takes: the user's own start method.
             context = multiprocessing.get_context()
@@ -98,7 +99,7 @@ class PyDatasetPipeline:
                 pool=pool,
                 feed=True,
                 hold=hold,
-                inline=here if self._own == 0 else None,
+                inline=here if self.own == 0 else None,
                 counters=self._counters,
                 clock=self._clock,
                 name=WORKERS,
@@ -121,7 +122,7 @@ class PyDatasetPipeline:
 
     def stages(self) -> tuple[Stage, ...]:
         workers, window = knobs(self._kind)
-        limits = min(1, self._own), self._high, self.workers
+        limits = min(1, self.own), self._high, self.workers
         startup_s = self._startup.expected_s if self._kind == "process" else 0.0
         load = Stage(WORKERS, "cpu", "workers", *limits, knob=workers, startup_s=startup_s)
         return windowed(load, self.window, knob=window)
@@ -192,7 +193,7 @@ class Run:
         try:
             engine.resize(at_once, pipeline.window + WAITING)
         except Exception as error:  # no thread is to be had: what runs goes on
-            pipeline.refused(error, engine.workers)
+            self._refused(error)
         engine.prime()
 
     def _grow(self) -> None:
@@ -207,7 +208,11 @@ class Run:
                 if forks and not engine.is_waited_for:
                     return
         except Exception as error:
-            pipeline.refused(error, engine.workers)
+            self._refused(error)
+
+    def _refused(self, error: Exception) -> None:
+        pipeline, engine = self._pipeline, self.engine
+        pipeline.refused(error, give_back(engine, error, pipeline.own))
 
     def close(self) -> None:
         """Stop the workers; what they have in progress is dropped."""

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from intune_callbacks.errors import pass_on
+from intune_callbacks.pipelines.base import give_back
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import plain_values
@@ -43,6 +44,7 @@ class Engines:
         window: batches that may be in flight, wanted.
         delivered: batches handed out by all iterators.
         why_not: why what was wanted is not in force: the last error of a take-over or of a growth, empty if none.
+        most: workers that can be had, None while that is not known.
         is_let_go: the loader was given back: from now on it is the stock engine that begins.
         sampling: whether the sampler depends on what the training does meanwhile.
     """
@@ -59,6 +61,7 @@ class Engines:
         self.stock_startup = Startup()
         self.delivered = 0
         self.why_not = ""
+        self.most: int | None = None
         self.is_let_go = False
         self._is_used_here = False
 
@@ -128,7 +131,9 @@ class Engines:
         if engine is None:
             self.workers, self.window = self.own
         else:
-            self.workers = engine.workers
+            before, self.workers = engine.workers, give_back(engine, error, self.own[0])
+            if self.workers < before:
+                self.most = self.workers
 
     # -- the stock engine ----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 from intune_callbacks.errors import WorkerDied
+from intune_callbacks.pipelines.base import spared
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.surroundings import Surroundings
@@ -119,7 +120,11 @@ class Jobs:
                 self.pool.put(child)
             self.why_not = f"{type(error).__name__}: {error}"
             with self._lock:
-                self.wanted = self.running
+                self.wanted = spared(error, self.running, 0)
+                if self.wanted < self.running and self.pool is not None:
+                    self.pool.is_short = True
+                self._settle()
+                self._wake.notify_all()
             return False
         with self._lock:
             self.running += 1

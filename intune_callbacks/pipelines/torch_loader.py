@@ -162,10 +162,11 @@ class MapLoader:
         return engine.is_growing(engines.workers)
 
     def stages(self) -> tuple[Stage, ...]:
-        engines, low, high = self._engines, min(1, self._loader.num_workers), self._high
+        engines, low = self._engines, min(1, self._loader.num_workers)
+        high = self._high if engines.most is None else engines.most
         window = engines.least_window, MAX_WINDOW
         if engines.sampling.why:
-            high, window = engines.own[1] if low else 0, (engines.own[1],) * 2
+            high, window = min(high, engines.own[1] if low else 0), (engines.own[1],) * 2
         load = Stage(
             *(WORKERS, "cpu", "workers", low, high, engines.workers), knob=WORKERS_KNOB, startup_s=engines.startup_s()
         )

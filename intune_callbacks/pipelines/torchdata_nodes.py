@@ -14,7 +14,7 @@ import torch
 from torchdata.nodes import BaseNode
 from torchdata.nodes.map import MapOverBatch, _ParallelMapperImpl
 
-from intune_callbacks.pipelines.base import MAX_WINDOW, windowed
+from intune_callbacks.pipelines.base import MAX_WINDOW, give_back, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.given import CHANGED, plain_values
@@ -227,7 +227,7 @@ class NodeStage:
             engine.resize(workers)
         except Exception as error:  # no process or thread is to be had: what runs goes on
             self.why_not = f"{type(error).__name__}: {error}"
-            self.workers = engine.workers
+            self.workers = give_back(engine, error, self._own[0])
 
     def stages(self) -> tuple[Stage, ...]:
         live: Literal["now", "epoch"] = "now" if self.running() is not None else "epoch"

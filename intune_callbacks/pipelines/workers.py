@@ -71,6 +71,7 @@ class ProcessPool:
         self._all: dict[int, Child] = {}
         self._count = 0
         self._closed = False
+        self.is_short = False  # set from outside: no more can be had, and one that is not needed ends at once
         self._told = Told()
         self._lock = threading.RLock()
         self._memory = WorkerMemory()
@@ -218,7 +219,7 @@ class ProcessPool:
             if child.usable:
                 self._idle.append((child, time.monotonic() + PARKED_S if surplus else float("inf")))
             # Asked only now: the garbage collector may have run `close` in this very thread, which found no child here.
-            keep = child.usable and not self._closed
+            keep = child.usable and not (self._closed or (surplus and self.is_short))
             if not keep:
                 self._idle = [one for one in self._idle if one[0] is not child]
             elif surplus and self._reaper is None:
