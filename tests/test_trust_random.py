@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("lightning.pytorch")
 pytest.importorskip("torchdata")
 
-from lightning.fabric.utilities.seed import pl_worker_init_function  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, get_worker_info  # noqa: E402
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E402
 
@@ -31,7 +29,8 @@ class Noisy(Dataset[Any]):
 def drawn(workers: int, rank: int | None = 0, seed: int = 42, epochs: int = 2, init: Any = None) -> list[Any]:
     """What the epochs draw that ours compute from the first batch on; the first epoch is stock."""
     torch.manual_seed(seed)
-    init = partial(pl_worker_init_function, rank=rank) if rank is not None else init
+    if rank is not None:  # imported here, for started workers import this module
+        init = partial(pytest.importorskip("lightning.fabric.utilities.seed").pl_worker_init_function, rank=rank)
     loader = DataLoader(Noisy(), batch_size=4, num_workers=2, worker_init_fn=init)
     pipeline = find(loader).pipeline
     list(pipeline.adopt(iter(loader)))
