@@ -199,3 +199,27 @@ def test_a_loader_that_keeps_its_workers_goes_on_with_the_orders_of_stock(how: s
     got.append([batch.tolist() for batch in again.adopt(iter(loader))])
     assert got == expected and torch.equal(torch.rand(1), drawn)
     again.close()
+
+
+class Stops(Squares):
+    def __getitem__(self, i: int) -> Any:
+        if i == 3:
+            raise StopIteration
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_an_item_that_stops_the_iteration_ends_the_epoch_as_in_stock(prefetch: int) -> None:
+    """Whether a worker of ours gets it, or behind the first batch one of the stock iterator has it already."""
+    loader = DataLoader(Stops(40), batch_size=None, num_workers=2, prefetch_factor=prefetch)
+    pipeline = find(loader).pipeline
+    assert pipeline is not None
+    pipeline.prepare()
+    for _ in range(3):
+        seen = []
+        for number, batch in enumerate(loader):
+            seen.append(int(batch[0]))
+            if number == 0:
+                pipeline.resize({"load": 3, "load.window": 8})
+        assert seen == [0, 1, 2]
+    pipeline.close()
