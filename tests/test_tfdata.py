@@ -210,7 +210,7 @@ def test_release_gives_the_users_dataset_back() -> None:
     pipeline.close()
 
 
-@pytest.mark.parametrize("kind", ["map", "zip", "numpy_function", "ragged"])
+@pytest.mark.parametrize("kind", ["map", "zip", "numpy_function"])
 def test_a_dataset_is_taken_apart_once_for_many_runs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop of short fits spent half of its time on that."""
     init, taken_apart = tf_graph.DatasetGraph.__init__, []
