@@ -27,7 +27,7 @@ pytest.importorskip("torch")
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from intune_callbacks.pipelines.torch_loader import MapLoader
 from intune_callbacks.types import Clock
@@ -249,6 +249,24 @@ def test_a_new_interpreter_begins_as_a_stock_one(method: str, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     names = ["directory", "environment", "autocast", "numpy", "dtype"]
     assert trained(names, tuned=True, method=method) == trained(names, tuned=False, method=method)
+
+
+def is_shared(samples: list[Any]) -> Any:
+    return default_collate([torch.zeros(2000) for _ in samples]).is_shared()
+
+
+def test_no_batch_of_ours_is_made_in_shared_memory() -> None:
+    """In a container it is small: a stock loader has room for what is in flight, not for one more of each worker."""
+    loader = DataLoader(Told(), batch_size=2, num_workers=2, collate_fn=is_shared)
+    pipeline = MapLoader(loader, clock=Clock())
+    pipeline.prepare()
+    try:
+        batches = iter(loader)
+        pipeline.resize({"load": 3})
+        made = list(batches)
+        assert made[0] and not any(made[-10:])
+    finally:
+        pipeline.close()
 
 
 class Rows(Dataset[int]):

@@ -94,6 +94,9 @@ class Start:
         signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
         # The OpenMP pool does not survive a fork: more than one thread hangs in the child.
         torch.set_num_threads(1)
+        # A batch crosses by value: torch's `default_collate` is not to make it in /dev/shm, which may have no room for
+        # one of each worker.
+        torch.UntypedStorage._new_shared = classmethod(_in_own_memory)  # type: ignore[method-assign, assignment]
         worker_id = number % self._workers
         # Of each process another one, as in stock: a generator that `worker_init_fn` seeds in the dataset goes by it.
         seed = self._base_seed + number
@@ -111,6 +114,10 @@ class Start:
         own = random_states()
         python, numpy = (seed if left == begun else left for left, begun in zip(own[:2], stock[:2], strict=True))
         return python, numpy, torch.initial_seed()
+
+
+def _in_own_memory(kind: Any, size: int, *, device: Any = "cpu") -> Any:
+    return kind(size, device=device)
 
 
 def random_states(epoch: int = 0) -> _Seeds:
