@@ -179,7 +179,7 @@ def epochs(adapter: Adapter, seed: int) -> Iterator[list[Any]]:
                 except Exception as error:
                     delivered.append(type(error).__name__)
                     failed += 1
-                pipeline.resize({s.name: draw.randint(3, min(6, s.high)) for s in pipeline.stages()})
+                pipeline.resize({s.name: draw.randint(min(3, s.high), min(6, s.high)) for s in pipeline.stages()})
             yield delivered
             del iterator
     finally:

@@ -51,7 +51,10 @@ def cache_folder() -> Path:
     if given:
         return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "intune_callbacks"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "intune_callbacks"
+    except RuntimeError:  # neither $HOME nor an entry for this user
+        return Path(tempfile.gettempdir()) / f"intune_callbacks-{os.getuid()}"
 
 
 def library_path() -> Path:
