@@ -94,8 +94,13 @@ def webdataset(folder: Path, **options: Any) -> Any:
     return DataLoader(data, batch_size=4, **options)
 
 
+def webdataset_batches(folder: Path, **options: Any) -> Any:
+    data = tars(folder).decode().to_tuple("a.npy", "b.cls").map_tuple(lambda x: twice({"x": x}))
+    return pytest.importorskip("webdataset").WebLoader(data.batched(4), batch_size=None, **options).pipeline[0]
+
+
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("make", [litdata, mosaic, hugging_face, webdataset])
+@pytest.mark.parametrize("make", [litdata, mosaic, hugging_face, webdataset, webdataset_batches])
 def test_batches_are_the_stock_ones(make: Callable[..., Any], persistent: bool, tmp_path: Path) -> None:
     options = {"num_workers": 2, "persistent_workers": persistent}
     stock = Run(make(tmp_path, **options), epochs=2)
@@ -123,7 +128,7 @@ def test_no_transform_is_no_hook(tmp_path: Path) -> None:
         lambda _: streamed().map(lambda example: example).shuffle(seed=1),
         lambda folder: tars(folder).decode().map(lambda sample: sample if sample["b.cls"] % 2 else None),
         lambda folder: tars(folder).decode(handler=pytest.importorskip("webdataset").warn_and_continue),
-        lambda folder: tars(folder).decode().to_tuple("a.npy").batched(4),
+        lambda folder: tars(folder).decode().to_tuple("a.npy").batched(4, collation_fn=list),
     ],
     ids=["batched", "numbers", "filter", "shuffle", "webdataset map", "webdataset skips", "webdataset batches"],
 )

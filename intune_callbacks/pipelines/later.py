@@ -12,7 +12,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-__all__ = ["UNTOUCHED", "Later", "Token", "call_of", "hold", "known", "later", "made", "resolved", "swapped"]
+__all__ = ["UNTOUCHED", "Later", "Token", "call_of", "given", "hold", "known", "later", "made", "resolved", "swapped"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,6 +142,11 @@ class Token:
 def call_of(token: Token) -> tuple[Any, ...]:
     """Return what another process makes the token of: the call, and what it returned where that is known."""
     return token._later, token._args, token._kwargs, token._is_made, token._made
+
+
+def given(token: Token, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """Change the arguments of a call that was not made as a token's."""
+    token._args = change(token._args)
 
 
 def made(token: Token) -> Any:

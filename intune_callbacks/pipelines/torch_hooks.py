@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from intune_callbacks.pipelines.later import later
+from intune_callbacks.pipelines.later import later, resolved
 
 __all__ = ["hook_of"]
 
@@ -184,9 +184,25 @@ def _datasets(dataset: Any, example: Any) -> Any:
 # -- webdataset ------------------------------------------------------------------------------------------------------
 
 
+def _batching(pipeline: list[Any]) -> dict[str, Any] | None:
+    """Return the arguments of a `batched` that comes last, None where there is none."""
+    filters, last = sys.modules["webdataset.filters"], pipeline[-1]
+    if type(last) is not filters.FilterFunction or last.f is not filters._batched:
+        return None
+    bound = inspect.signature(filters._batched).bind(None, *last.args, **last.kw)
+    bound.apply_defaults()
+    given = dict(bound.arguments)
+    # Another function may draw random numbers, which would come before those of the next sample and not behind.
+    draws_none = given["collation_fn"] in (None, filters.default_collation_fn)
+    return given if draws_none and set(given) == {"data", "batchsize", "collation_fn", "partial"} else None
+
+
 def _last_stages(pipeline: list[Any]) -> list[Any]:
-    """Return the stages at the end that make one sample of each."""
+    """Return the stages at the end that make one sample of each, without a `batched` behind them."""
     filters, first = sys.modules["webdataset.filters"], len(pipeline)
+    if _batching(pipeline) is not None:
+        pipeline = pipeline[:-1]
+        first -= 1
     known = [getattr(filters, name, None) for name in ONE_TO_ONE]
     while first > 1:
         stage = pipeline[first - 1]
@@ -199,13 +215,33 @@ def _last_stages(pipeline: list[Any]) -> list[Any]:
 
 
 def _hook_webdataset(dataset: Any) -> None:
-    stages = _last_stages(dataset.pipeline)
+    stages, batching = _last_stages(dataset.pipeline), _batching(dataset.pipeline)
     _steps[dataset] = _steps_in(stages)
-    dataset.pipeline = [*dataset.pipeline[: -len(stages)], partial(_each, dataset)]
+    first = len(dataset.pipeline) - len(stages) - (batching is not None)
+    last = partial(_each, dataset) if batching is None else partial(_batches, dataset, batching)
+    dataset.pipeline = [*dataset.pipeline[:first], last]
 
 
 def _each(dataset: Any, source: Iterator[Any]) -> Iterator[Any]:
     return (_webdataset(dataset, sample) for sample in source)
+
+
+def _batches(dataset: Any, batching: dict[str, Any], source: Iterator[Any]) -> Iterator[Any]:
+    """Do what `batched` does, but for the first sample of a batch, of which it makes something before the last batch."""
+    size, collation_fn, batch = batching["batchsize"], batching["collation_fn"], list[Any]()
+    for sample in source:
+        if len(batch) >= size:
+            yield _webdataset_batch(collation_fn, batch)
+            batch = []
+        batch.append(_webdataset(dataset, sample))
+    if batch and (len(batch) == size or batching["partial"]):
+        yield _webdataset_batch(collation_fn, batch)
+
+
+@later
+def _webdataset_batch(collation_fn: Any, samples: list[Any]) -> Any:
+    samples = resolved(samples)
+    return samples if collation_fn is None else collation_fn(samples)
 
 
 def _steps_in(stages: list[Any]) -> Steps:

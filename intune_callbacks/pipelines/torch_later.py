@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from intune_callbacks.pipelines.later import UNTOUCHED, Later, Token, hold, swapped
+from intune_callbacks.pipelines.later import UNTOUCHED, Later, Token, given, hold, swapped
 from intune_callbacks.pipelines.torch_calls import Batch, Shared, evaluated, packed, restore, states
 from intune_callbacks.pipelines.torch_workers import random_states, seed_all
 
@@ -233,7 +233,9 @@ class Worker:
             if tokens is None:
                 return UNTOUCHED
             token = tokens.popleft() if len(tokens) > 1 else tokens[0]
-            found.add(id(token))
+            if id(token) not in found:
+                found.add(id(token))
+                given(token, lambda args: swapped(args, token_of))  # it may have got what other calls returned
             return token
 
         replaced = swapped(items, token_of)
