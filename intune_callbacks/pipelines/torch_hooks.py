@@ -227,7 +227,7 @@ def _each(dataset: Any, source: Iterator[Any]) -> Iterator[Any]:
 
 
 def _batches(dataset: Any, batching: dict[str, Any], source: Iterator[Any]) -> Iterator[Any]:
-    """Do what `batched` does, but for the first sample of a batch, of which it makes something before the last batch."""
+    """Do what `batched` does, but make something of the first sample of a batch behind the last batch, not before."""
     size, collation_fn, batch = batching["batchsize"], batching["collation_fn"], list[Any]()
     for sample in source:
         if len(batch) >= size:
