@@ -7,6 +7,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,10 +28,11 @@ def hook_of(dataset: Any) -> Callable[[], None] | None:
     if _is_of(dataset, "litdata.streaming.dataset", "StreamingDataset", "__iter__", "__next__", "__getitem__"):
         return partial(_hook_litdata, dataset) if "transform" in vars(dataset) else None
     own = "__iter__", "_iter_pytorch", "_prepare_ex_iterable_for_iteration"
-    if _is_of(dataset, "datasets.iterable_dataset", "IterableDataset", *own):
-        return partial(_hook_datasets, dataset) if _mapped(dataset._ex_iterable) else None
-    if _is_of(dataset, "webdataset.pipeline", "DataPipeline", "__iter__", "iterator", "iterator1", "invoke"):
-        return partial(_hook_webdataset, dataset) if _last_stages(dataset.pipeline) else None
+    with suppress(AttributeError):  # a version of the package that looks otherwise
+        if _is_of(dataset, "datasets.iterable_dataset", "IterableDataset", *own):
+            return partial(_hook_datasets, dataset) if _mapped(dataset._ex_iterable) else None
+        if _is_of(dataset, "webdataset.pipeline", "DataPipeline", "__iter__", "iterator", "iterator1", "invoke"):
+            return partial(_hook_webdataset, dataset) if _last_stages(dataset.pipeline) else None
     return None
 
 
