@@ -149,14 +149,14 @@ AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 class Told(Dataset[Any]):
-    def __init__(self, *fns: Callable[[int], Any]) -> None:
-        self.fns = fns
+    def __init__(self, *fns: str | Callable[[int], Any]) -> None:
+        self.fns = fns  # by their names where the dataset is sent to another interpreter
 
     def __len__(self) -> int:
         return 80
 
     def __getitem__(self, index: int) -> Any:
-        return [index, *(fn(index) for fn in self.fns)]
+        return [index, *((SAMPLES[fn] if isinstance(fn, str) else fn)(index) for fn in self.fns)]
 
 
 def eventually(true: Callable[[], bool], within_s: float = 10.0) -> bool:
@@ -168,9 +168,7 @@ def eventually(true: Callable[[], bool], within_s: float = 10.0) -> bool:
 
 def trained(names: list[str], tuned: bool, method: str = "fork") -> list[Any]:
     """Each batch is asked for inside what the training does around it, but the iterator is made outside."""
-    loader = DataLoader(
-        Told(*(SAMPLES[name] for name in names)), batch_size=4, num_workers=2, multiprocessing_context=method
-    )
+    loader = DataLoader(Told(*names), batch_size=4, num_workers=2, multiprocessing_context=method)
     pipeline = MapLoader(loader, clock=Clock()) if tuned else None
     seen: list[Any] = []
     if pipeline is not None:
