@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -186,6 +187,9 @@ class RestlessTuner(Tuner):
 
 def trained(make_data: Callable[[], Any], callbacks: list[Any], step_s: float = 0.0, **options: Any) -> dict[str, Any]:
     """Return what one fit saw and made of it, from the same seed each time; at last, which number `random` gives."""
+    # A stock worker that is forked now would free the iterators that earlier fits have left to the garbage collector:
+    # they wait for threads of TensorFlow's, which it does not have, and it hangs.
+    gc.collect()
     keras.utils.set_random_seed(7)
     model = make_model(step_s)
     data = make_data()
