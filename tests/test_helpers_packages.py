@@ -124,13 +124,14 @@ def test_no_transform_is_no_hook(tmp_path: Path) -> None:
     [
         lambda _: streamed(batched=True),
         lambda _: streamed(with_indices=True),
+        lambda _: streamed().with_format("arrow"),
         lambda _: streamed().filter(lambda example: example["z"] > 10),
         lambda _: streamed().map(lambda example: example).shuffle(seed=1),
         lambda folder: tars(folder).decode().map(lambda sample: sample if sample["b.cls"] % 2 else None),
         lambda folder: tars(folder).decode(handler=pytest.importorskip("webdataset").warn_and_continue),
         lambda folder: tars(folder).decode().to_tuple("a.npy").batched(4, collation_fn=list),
     ],
-    ids=["batched", "numbers", "filter", "shuffle", "webdataset map", "webdataset skips", "webdataset batches"],
+    ids=["batched", "numbers", "tables", "filter", "shuffle", "drops", "skips", "own collate"],
 )
 def test_steps_that_are_not_one_to_one_are_no_hook(make: Callable[..., Any], tmp_path: Path) -> None:
     assert hook_of(make(tmp_path)) is None

@@ -28,7 +28,7 @@ ADAPTERS += [ROOT / "intune_callbacks" / "pipelines" / "watched.py"]
 GUARDED = {"_data_queue", "_workers_status", "_new_shared"}
 """Without the first, `Watch` counts no batch as ready; without the second, nobody is told which workers deliver; the
 third is only set."""
-OTHERS = {"_batched", "_ex_iterable", "_prepare_ex_iterable_for_iteration", "_state_dict"}
+OTHERS = {"_batched", "_ex_iterable", "_formatting", "_prepare_ex_iterable_for_iteration", "_state_dict"}
 """Of `datasets` and webdataset: without them `hook_of` finds none."""
 BY_PACKAGE = {"torch": torch_private.TORCH, "torchdata": torch_private.TORCHDATA}
 

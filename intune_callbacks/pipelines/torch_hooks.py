@@ -30,7 +30,8 @@ def hook_of(dataset: Any) -> Callable[[], None] | None:
     own = "__iter__", "_iter_pytorch", "_prepare_ex_iterable_for_iteration"
     with suppress(AttributeError):  # a version of the package that looks otherwise
         if _is_of(dataset, "datasets.iterable_dataset", "IterableDataset", *own):
-            return partial(_hook_datasets, dataset) if _mapped(dataset._ex_iterable) else None
+            in_tables = getattr(dataset._formatting, "is_table", False)
+            return partial(_hook_datasets, dataset) if _mapped(dataset._ex_iterable) and not in_tables else None
         if _is_of(dataset, "webdataset.pipeline", "DataPipeline", "__iter__", "iterator", "iterator1", "invoke"):
             return partial(_hook_webdataset, dataset) if _last_stages(dataset.pipeline) else None
     return None
