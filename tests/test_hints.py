@@ -70,6 +70,16 @@ def test_odd_dataset(words: str) -> None:
     assert hints[0].line
 
 
+def test_a_smaller_shuffle_is_smaller_than_the_epoch_and_knows_where_the_rows_come_from() -> None:
+    rows = Dataset.range(3000).map(lambda x: x)
+    (hint,) = hints_of(DatasetGraph(rows.shuffle(100_000).batch(4)))
+    assert hint.line.startswith(".shuffle(1000)  # or all of them in front of the map") and "files" not in hint.line
+    (hint,) = hints_of(DatasetGraph(rows.cache().shuffle(100_000).batch(4)))
+    assert hint.line == ".shuffle(1000)"
+    (hint,) = hints_of(DatasetGraph(ODD["filled with 60000"]()))
+    assert hint.line.startswith(".shuffle(6000)") and "list_files" in hint.line
+
+
 def test_plain_dataset() -> None:
     lines = paths(8).shuffle(8).interleave(read, cycle_length=4, num_parallel_calls=AUTOTUNE)
     dataset = lines.map(parse, num_parallel_calls=AUTOTUNE).shuffle(1000).batch(8).prefetch(AUTOTUNE)

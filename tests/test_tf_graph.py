@@ -127,6 +127,35 @@ def test_variables_are_shared_not_copied() -> None:
     assert after == [[value + 7 for value in batch] for batch in before]
 
 
+@pytest.mark.parametrize("how", ["snapshot", "load"])
+def test_the_reader_of_a_snapshot_sees_what_the_training_assigns(how: str, tmp_path) -> None:
+    offset, table = tf.Variable(3, dtype=tf.int64), tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+
+    def read(files):
+        return files.interleave(lambda x: x, cycle_length=1).map(lambda x: x + offset + table.lookup(x))
+
+    source, path = tf.data.Dataset.range(8), str(tmp_path / how)
+    if how == "load":
+        source.save(path)
+        dataset = tf.data.Dataset.load(path, reader_func=read)
+    else:
+        dataset = source.snapshot(path, shard_func=lambda x: 0 * (x + offset), reader_func=read)
+        elements(dataset)  # which writes it
+    built = rewrite(dataset.batch(4), "key", live=True).graph.build()
+    assert elements(built) == [[3, 4, 5, 6], [7, 8, 9, 10]]
+    offset.assign(10)
+    table.insert(tf.constant([7], tf.int64), tf.constant([100], tf.int64))
+    assert elements(built) == [[10, 11, 12, 13], [14, 15, 16, 117]]
+
+
+def test_what_a_data_service_sends_is_unpacked_out_of_the_users_reach() -> None:
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer()
+    dataset = rows(20).apply(service.distribute("distributed_epoch", dispatcher.target)).batch(4)
+    unpack = rewrite(dataset, "key", live=True).stages[0]
+    assert (unpack.kind, unpack.knob()) == ("map", "# inside tf.data.experimental.service")
+
+
 def test_shuffle_goes_on_with_the_users_seeds() -> None:
     def build():
         return rows().shuffle(20, seed=5).map(parse, num_parallel_calls=2).batch(4)

@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,14 @@ import tensorflow as tf
 from tensorflow.python.data.ops import options as options_lib
 from tensorflow.python.framework import op_def_registry, ops
 
+from intune_callbacks.pipelines.tf_node import attr, functions_of, readers_of, source_of, spans_of
 from intune_callbacks.pipelines.tf_objects import held_bytes, made, why_not, wrappers
 
-__all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph", "attr", "functions_of"]
+__all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph"]
 
 LARGEST_COPY_BYTES = 16 * 2**20
 """Tensors inside the dataset are copied into its graph several times before the first step: 24 MB took .5 s, 256 19."""
+INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 DATASET_OP = re.compile(r"Dataset(V\d+)?$")
 # These hold state of their own, or hand it to functions: two of them in parallel could change the result.
 RANDOM_DATASETS = ("RandomDataset", "ShuffleDataset", "ShuffleAndRepeatDataset", "SamplingDataset", "GeneratorDataset")
@@ -67,6 +69,7 @@ class DatasetGraph:
         self._wrappers = {wrapper.function.name: wrapper for wrapper in wrappers(dataset)}
         self._functions = {f.signature.name: f for f in self.graph.library.function}
         self._by_name = {node.name: node for node in self.graph.node}
+        self._readers = readers_of(self.graph.node)
         self._captures: dict[str, Any] = {}
         for node in list(self.graph.node):
             self._share_captures(node)
@@ -81,18 +84,18 @@ class DatasetGraph:
 
     def consumers(self, name: str) -> list[Any]:
         """Return the nodes that read from the node of this name."""
-        return [node for node in self.graph.node if any(_source(text) == name for text in node.input)]
+        return list(self._readers.get(name, ()))
 
     def position(self, node: Any, argument: str) -> int:
         """Return at which place among its inputs a node reads an argument."""
-        return _spans(node)[argument].start
+        return spans_of(node)[argument].start
 
     def number(self, node: Any, argument: str) -> int | None:
         """Return the constant a node gets for one of its arguments; None when it is not a constant number."""
-        spans = _spans(node)
+        spans = spans_of(node)
         if argument not in spans:
             return None
-        source = self._by_name.get(_source(node.input[spans[argument].start]))
+        source = self._by_name.get(source_of(node.input[spans[argument].start]))
         if source is None or source.op != "Const":
             return None
         value = tf.make_ndarray(source.attr["value"].tensor)
@@ -100,7 +103,7 @@ class DatasetGraph:
 
     def shape_of(self, text: str) -> tuple[int, ...] | None:
         """Return the shape of a constant that is an input of a node; None when it is none."""
-        source = self._by_name.get(_source(text))
+        source = self._by_name.get(source_of(text))
         if source is None or source.op != "Const":
             return None
         return tuple(side.size for side in source.attr["value"].tensor.tensor_shape.dim)
@@ -108,7 +111,7 @@ class DatasetGraph:
     def set_number(self, node: Any, argument: str, value: int) -> None:
         """Give a node another constant for one of its arguments."""
         at = self.position(node, argument)
-        old = self._by_name[_source(node.input[at])]
+        old = self._by_name[source_of(node.input[at])]
         node.input[at] = self.constant(value, tf.as_dtype(old.attr["dtype"].type))
 
     def constant(self, value: int, dtype: Any = tf.int64) -> str:
@@ -132,15 +135,16 @@ class DatasetGraph:
             types, shapes: `AttrValue`s of its elements; by default those of the node before.
         """
         before = self._by_name[name]
-        readers = self.consumers(name)
+        readers = self._readers.pop(name, [])
         node = self.add(op, [name])
+        self._readers |= {name: [node], node.name: readers}
         # Datasets made of tensors have another name for the same attribute.
         given = "output_types" if "output_types" in before.attr else "Toutput_types"
         node.attr["output_types"].CopyFrom(types or attr(before, given))
         node.attr["output_shapes"].CopyFrom(shapes or attr(before, "output_shapes"))
         for reader in readers:
             for at, text in enumerate(reader.input):
-                if _source(text) == name:
+                if source_of(text) == name:
                     reader.input[at] = node.name
         if self.output == name:
             self.output = node.name
@@ -161,9 +165,11 @@ class DatasetGraph:
 
     def library(self, node: Any) -> str:
         """Return the module of a node's function if it is an installed package's; empty for the user's own code."""
+        if "_DataServiceDataset_" in attr(node, "f").func.name:  # unpacks what a worker of the service has sent
+            return "tf.data.experimental.service"
         name = str(getattr(self._function(node), "__module__", ""))
         path = getattr(sys.modules.get(name), "__file__", None) or ""
-        return name if path.startswith((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))) else ""
+        return name if path.startswith(INSTALLED) else ""
 
     def _function(self, node: Any) -> Any:
         wrapper = self._wrapper(attr(node, "f").func.name)
@@ -213,15 +219,15 @@ class DatasetGraph:
     def _take_output(self) -> str:
         nodes = self.graph.node
         at = next(i for i, node in enumerate(nodes) if node.op == "_Retval")
-        output = _source(nodes[at].input[0])
+        output = source_of(nodes[at].input[0])
         del nodes[at]
         return output
 
     def _share_captures(self, node: Any) -> None:
-        for name, span in _spans(node).items():
-            if not name.endswith("arguments") or not len(span):
+        for name, span in spans_of(node).items():
+            if not name.endswith(("arguments", "_args")) or not len(span):
                 continue
-            wanted = name.removesuffix("_other_arguments")
+            wanted = name.removesuffix("_other_arguments").removesuffix("_other_args")
             alone = functions_of(node) if len(functions_of(node)) == 1 else [""]
             wrapper = self._wrapper(attr(node, wanted).func.name or alone[0])
             captured = wrapper.function.captured_inputs if wrapper is not None else ()
@@ -241,7 +247,7 @@ class DatasetGraph:
         return str(node.name)
 
     def _ops_above(self, text: str) -> Iterator[str]:
-        node = self._by_name[_source(text)]
+        node = self._by_name[source_of(text)]
         yield node.op
         for source in node.input:
             yield from self._ops_above(source)
@@ -265,30 +271,3 @@ class DatasetGraph:
             if any(self._stateful(text, seen) for text in [*functions_of(node), *called]):
                 return True
         return False
-
-
-def attr(node: Any, name: str) -> Any:
-    """Return an attribute of a node, an empty one where it has none (to ask a protobuf map for it would add it)."""
-    return node.attr[name] if name in node.attr else tf.compat.v1.AttrValue()
-
-
-def functions_of(node: Any) -> list[str]:
-    """Return the names of the functions a node calls."""
-    return [value.func.name for value in node.attr.values() if value.HasField("func")]
-
-
-def _source(text: str) -> str:
-    return text.removeprefix("^").split(":")[0]
-
-
-def _spans(node: Any) -> Mapping[str, range]:
-    """Return which inputs of a node belong to which argument of its op."""
-    definition = op_def_registry.get(node.op)
-    spans: dict[str, range] = {}
-    start = 0
-    for arg in definition.input_arg if definition is not None else ():
-        many = attr(node, arg.number_attr).i or len(attr(node, arg.type_list_attr).list.type)
-        size = many if arg.number_attr or arg.type_list_attr else 1
-        spans[arg.name] = range(start, start + size)
-        start += size
-    return spans

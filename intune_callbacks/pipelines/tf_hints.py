@@ -57,8 +57,12 @@ def _shuffle(graph: DatasetGraph, node: Any) -> list[Hint]:
         return []
     if _is_only_slices(graph, node):
         return []
-    line = f".shuffle({max(1000, min(size // 10, 10_000))})  # and the order of the files: list_files(shuffle=True)"
-    return [Hint(what, line, "shuffle", "shuffle")]
+    fewer = f".shuffle({max(1000, min(min(size, rows or size) // 10, 10_000))})"
+    if rows is None:
+        return [Hint(what, f"{fewer}  # and the order of the files: list_files(shuffle=True)", "shuffle", "shuffle")]
+    # Behind a cache the order would be the same in each epoch.
+    remark = "" if _is_cached(graph, node) else "  # or all of them in front of the map, where nothing is computed yet"
+    return [Hint(what, fewer + remark, "shuffle", "shuffle")]
 
 
 def _same_number(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
@@ -136,6 +140,15 @@ def _behind_options(graph: DatasetGraph, node: Any) -> Any:
 def _is_only_slices(graph: DatasetGraph, node: Any) -> bool:
     """Whether a shuffle holds names or rows that are in memory already."""
     return _behind_options(graph, _input(graph, node)).op in ("TensorSliceDataset", "RangeDataset")
+
+
+def _is_cached(graph: DatasetGraph, node: Any) -> bool:
+    """Whether there is a cache before a node all of whose elements come from one source."""
+    while node.op not in ("TensorSliceDataset", "RangeDataset"):
+        node = _input(graph, node)
+        if node.op.startswith("CacheDataset"):
+            return True
+    return False
 
 
 def _count(graph: DatasetGraph, node: Any) -> int | None:

@@ -63,6 +63,8 @@ def _datasets(dataset: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _tensor_bytes(tensor: Any) -> int:
+    if tensor.dtype == tf.string:  # each of which says "one object"
+        return int(tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64)))
     size = getattr(tensor.dtype, "size", 0) or 0
     count = tensor.shape.num_elements() or 0
     return 0 if tensor.dtype in (tf.resource, tf.variant) else int(count) * int(size)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from intune_callbacks.pipelines.tf_graph import DatasetGraph, attr
+from intune_callbacks.pipelines.tf_graph import DatasetGraph
+from intune_callbacks.pipelines.tf_node import attr
 
 __all__ = ["OPEN", "free_of_order", "open_more"]
 

@@ -13,9 +13,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.util import structure
 
-from intune_callbacks.pipelines.tf_graph import DatasetGraph, attr, functions_of
+from intune_callbacks.pipelines.tf_graph import DatasetGraph
 from intune_callbacks.pipelines.tf_hints import hints_of
 from intune_callbacks.pipelines.tf_native import BEFORE, BEHIND, INSIDE, SINK_OP, STAGE_OP
+from intune_callbacks.pipelines.tf_node import attr, functions_of
 from intune_callbacks.pipelines.tf_order import OPEN, free_of_order, open_more
 from intune_callbacks.pipelines.tf_stage import KNOBS, GraphStage, Kind, buffered_each, capacity_of
 from intune_callbacks.types import Hint
