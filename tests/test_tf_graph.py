@@ -177,8 +177,17 @@ def test_large_tensors_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_would_take_seconds_to_copy_before_the_first_step_is_refused() -> None:
+    slices = tf.data.Dataset.from_tensor_slices
     with pytest.raises(CannotRewrite, match="20 MB of tensors"):
-        DatasetGraph(tf.data.Dataset.from_tensor_slices(tf.zeros([5000, 1000])).batch(10))
+        DatasetGraph(slices(tf.zeros([5000, 1000])).batch(10))
+    with pytest.raises(CannotRewrite, match="20 MB of tensors"):
+        DatasetGraph(slices([b"a" * 2000] * 10_000).batch(10))
+    with pytest.raises(CannotRewrite, match="9000 ragged rows"):
+        DatasetGraph(slices(tf.RaggedTensor.from_row_lengths(tf.range(9000), [1] * 9000)).batch(10))
+    captured = slices(tf.fill([2_200_000], 1.5))
+    inside = tf.data.Dataset.range(9).map(lambda x: x).flat_map(lambda _: captured.batch(2**21).take(1)).prefetch(1)
+    with pytest.raises(CannotRewrite, match="MB of tensors"):
+        DatasetGraph(inside.concatenate(inside))
 
 
 def test_dataset_of_a_graph_is_refused() -> None:

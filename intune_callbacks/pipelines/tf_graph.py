@@ -20,12 +20,15 @@ from tensorflow.python.data.ops import options as options_lib
 from tensorflow.python.framework import op_def_registry, ops
 
 from intune_callbacks.pipelines.tf_node import attr, functions_of, readers_of, source_of, spans_of
-from intune_callbacks.pipelines.tf_objects import held_bytes, made, why_not, wrappers
+from intune_callbacks.pipelines.tf_objects import held_bytes, held_rows, made, why_not, wrappers
 
 __all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph"]
 
 LARGEST_COPY_BYTES = 16 * 2**20
 """Tensors inside the dataset are copied into its graph several times before the first step: 24 MB took .5 s, 256 19."""
+MOST_ROWS = 8000
+"""Ragged rows, which are written down one by one: 25 000 took 3.9 s beside load. A choice: a third of that is enough."""
+ELSEWHERE = "read them from files, or from a generator, to make its stages live"
 INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 DATASET_OP = re.compile(r"Dataset(V\d+)?$")
 # These hold state of their own, or hand it to functions: two of them in parallel could change the result.
@@ -53,16 +56,14 @@ class DatasetGraph:
     def __init__(self, dataset: Any) -> None:
         if why := why_not(dataset):
             raise CannotRewrite(why)
-        size = held_bytes(dataset)
-        if size > LARGEST_COPY_BYTES:
-            raise CannotRewrite(
-                f"{size / 1e6:.3g} MB of tensors are part of the dataset (from_tensor_slices); "
-                "read them from files, or from a generator, to make its stages live"
-            )
+        _check_size(held_bytes(dataset))
+        if (rows := held_rows(dataset)) > MOST_ROWS:
+            raise CannotRewrite(f"{rows} ragged rows are part of the dataset (from_tensor_slices); {ELSEWHERE}")
         try:
             text = dataset._as_serialized_graph(external_state_policy=options_lib.ExternalStatePolicy.IGNORE).numpy()
         except (tf.errors.OpError, ValueError) as error:
             raise CannotRewrite(f"TensorFlow cannot write this dataset down: {str(error).splitlines()[0]}") from error
+        _check_size(len(text))  # datasets inside of functions say nothing of their size before
         self.dataset = dataset
         self.graph = tf.compat.v1.GraphDef.FromString(text)
         self.output = self._take_output()
@@ -271,3 +272,10 @@ class DatasetGraph:
             if any(self._stateful(text, seen) for text in [*functions_of(node), *called]):
                 return True
         return False
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > LARGEST_COPY_BYTES:
+        raise CannotRewrite(
+            f"{size_bytes / 1e6:.3g} MB of tensors are part of the dataset (from_tensor_slices); {ELSEWHERE}"
+        )

@@ -11,7 +11,7 @@ from tensorflow.python.framework import ops
 
 from intune_callbacks.pipelines.base import cpus_allowed
 
-__all__ = ["held_bytes", "made", "threads_of", "why_not", "wrappers"]
+__all__ = ["held_bytes", "held_rows", "made", "threads_of", "why_not", "wrappers"]
 
 
 def why_not(dataset: Any) -> str:
@@ -42,6 +42,12 @@ def held_bytes(dataset: Any) -> int:
     held = [tensor for part in _datasets(dataset, set()) for tensor in getattr(part, "_tensors", ())]
     held += [tensor for wrapper in wrappers(dataset) for tensor in wrapper.function.captured_inputs]
     return sum(_tensor_bytes(tensor) for tensor in held)
+
+
+def held_rows(dataset: Any) -> int:
+    """Return how many ragged or sparse rows, each an object of its own, are part of a source of the dataset."""
+    held = [tensor for part in _datasets(dataset, set()) for tensor in getattr(part, "_tensors", ())]
+    return sum(int(tensor.shape.num_elements() or 0) for tensor in held if tensor.dtype == tf.variant)
 
 
 def made(maker: Any, dataset: Any) -> Any:
