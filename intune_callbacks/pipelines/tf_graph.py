@@ -27,7 +27,7 @@ __all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph"]
 LARGEST_COPY_BYTES = 16 * 2**20
 """Tensors inside the dataset are copied into its graph several times before the first step: 24 MB took .5 s, 256 19."""
 MOST_ROWS = 8000
-"""Ragged rows, which are written down one by one: 25 000 took 3.9 s beside load. A choice: a third of that is enough."""
+"""Ragged rows, which are written down one by one: 25 000 took 3.9 s beside load. A choice: a third of that."""
 ELSEWHERE = "read them from files, or from a generator, to make its stages live"
 INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 DATASET_OP = re.compile(r"Dataset(V\d+)?$")
