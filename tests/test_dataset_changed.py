@@ -23,7 +23,7 @@ from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.pipelines.given import plain_values
-from intune_callbacks.pipelines.torch_loader import MapLoader
+from intune_callbacks.pipelines.torch.loader import MapLoader
 from intune_callbacks.types import Clock
 
 LEVEL = 0

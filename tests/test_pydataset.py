@@ -22,8 +22,8 @@ from keras_cases import exact
 
 from intune_callbacks.pipelines.check import check_pipeline
 from intune_callbacks.pipelines.hold import Hold
-from intune_callbacks.pipelines.pydataset import PyDatasetPipeline
-from intune_callbacks.pipelines.pydataset_enqueuer import InLoop, LiveEnqueuer
+from intune_callbacks.pipelines.pydataset.enqueuer import InLoop, LiveEnqueuer
+from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline
 from intune_callbacks.types import Clock
 
 

@@ -29,7 +29,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from intune_callbacks.pipelines.torch_loader import MapLoader
+from intune_callbacks.pipelines.torch.loader import MapLoader
 from intune_callbacks.types import Clock
 
 MATRIX = torch.rand(4, 4, generator=torch.Generator().manual_seed(1))
