@@ -25,7 +25,7 @@ from benchmarks.output import arguments, write
 from intune_callbacks.decide.view import Floats
 from intune_callbacks.pretrain.flow import flow
 from intune_callbacks.pretrain.machines import MOST_WORKER_STAGES, Machines, sample
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 
 __all__ = ["AGREE", "Stretch", "compare", "main", "measure", "simulate", "simulated"]
 

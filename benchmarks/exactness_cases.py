@@ -18,9 +18,9 @@ from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Pr
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.hostile import FORK_ONLY, KINDS, Hostile, HostileStream, as_is, identity
-from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.find import LiveLoader, find
-from intune_callbacks.pipelines.workers import ProcessPool
+from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.types import Stage
 
 __all__ = ["ADAPTERS", "Adapter", "Subject"]

@@ -74,8 +74,8 @@ class Keras(Changed):
     def __init__(self, items: int, kind: str, high: int) -> None:
         from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
-        from intune_callbacks.pipelines.pydataset import PyDatasetPipeline
-        from intune_callbacks.pipelines.pydataset_enqueuer import LiveEnqueuer
+        from intune_callbacks.pipelines.pydataset.enqueuer import LiveEnqueuer
+        from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline
 
         self.high, self._batches = high, _batches(items)
         stock = OrderedEnqueuer(_py_dataset(items), workers=2, use_multiprocessing=kind == "process", max_queue_size=4)

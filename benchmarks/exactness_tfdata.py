@@ -39,7 +39,7 @@ def stress(kind: str, changes: int, seed: int) -> dict[str, Any]:
         seed: of all choices.
     """
     from benchmarks.tfdata_kinds import KINDS, elements, plain
-    from intune_callbacks.pipelines.tfdata import DatasetPipeline
+    from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline
     from intune_callbacks.types import Clock
 
     total, made, epochs, choices = Differences(), 0, 0, random.Random(seed)

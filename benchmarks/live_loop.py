@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.emulated import SHARES, VirtualMachine, irregular
 from intune_callbacks.measure.wait import StepTimer
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation, Pipeline
 
 __all__ = [

@@ -133,7 +133,7 @@ def month(seconds: float, seed: int, mode: str = "tune", looks: int = 30) -> dic
     from intune_callbacks.record.findings import build_report
     from intune_callbacks.record.history import History
     from intune_callbacks.record.report import write_report
-    from intune_callbacks.tuner import Tuner
+    from intune_callbacks.session.tuner import Tuner
     from intune_callbacks.types import Clock, Resources
 
     class Machine:
@@ -186,7 +186,7 @@ def _nodes(method: str) -> tuple[Callable[[], Iterator[Any]], Any, int]:
 def _tfdata() -> tuple[Callable[[], Iterator[Any]], Any, int]:
     import tensorflow as tf
 
-    from intune_callbacks.pipelines.tfdata import DatasetPipeline
+    from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline
     from intune_callbacks.types import Clock
 
     numbers = tf.data.Dataset.range(4_000).map(lambda i: i * 2, num_parallel_calls=2).prefetch(2)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from intune_callbacks.pipelines.tfdata import DatasetPipeline
+from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline
 from intune_callbacks.types import Clock
 
 __all__ = ["KINDS", "pair"]

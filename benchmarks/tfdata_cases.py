@@ -20,7 +20,7 @@ from benchmarks.emulated import SHARES, VirtualMachine
 from benchmarks.live_loop import ENDLESS, Case, Loop, even_start
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.pipelines.find import LiveLoader, find
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation, PipelineStats, Stage
 
 __all__ = ["SYSTEMS", "Charged", "LiveData", "System"]

@@ -17,7 +17,7 @@ from benchmarks.tfdata_cases import AUTOTUNE, PREFETCH, Charged
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.pipelines.find import find
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Resources
 
 __all__ = ["Heavy"]

@@ -46,16 +46,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from intune_callbacks.loop import live
     from intune_callbacks.pipelines.later import later
+    from intune_callbacks.session.live import live
 
 
 def __getattr__(name: str) -> Any:
     if name == "live":  # the loop and all it needs, only for those who have one
-        from intune_callbacks.loop import live
+        from intune_callbacks.session.live import live
 
         return live
-    if name == "later":  # whoever has it, has asked for it: see `torch_helped`
+    if name == "later":  # whoever has it, has asked for it: see `pipelines.torch.helped`
         from intune_callbacks.pipelines.later import later
 
         return later

@@ -176,7 +176,7 @@ def _pretrain(options: argparse.Namespace) -> int:
 
 
 def _build_tf(options: argparse.Namespace) -> int:
-    from intune_callbacks.pipelines import tf_build
+    from intune_callbacks.pipelines.tf import build as tf_build
 
     print(tf_build.ship() if options.ship else tf_build.build(force=options.force))
     return 0

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from intune_callbacks.errors import MissingPackage
-from intune_callbacks.installing import install_line, lower_bounds
+from intune_callbacks.errors import MissingPackage, install_line, lower_bounds
 from intune_callbacks.measure.resources import MachineProbe, machine_memory
-from intune_callbacks.pipelines import tf_build
 from intune_callbacks.pipelines.base import cpus_allowed
+from intune_callbacks.pipelines.tf import build as tf_build
 from intune_callbacks.types import Probe
 from intune_callbacks.words import percent
 

@@ -1,4 +1,4 @@
-"""The error tree, and the one way to warn.
+"""The error tree, the line of pip that brings what is missing, and the one way to warn.
 
 InTuneError
 ├── BadData           a data file cannot be read; the message names it
@@ -12,11 +12,11 @@ InTuneError
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 import signal
 import warnings
 from collections.abc import Sequence
-
-from intune_callbacks.installing import install_line
 
 __all__ = [
     "BadData",
@@ -27,9 +27,17 @@ __all__ = [
     "PipelineError",
     "WorkerDied",
     "frozen_by",
+    "install_line",
+    "lower_bounds",
     "pass_on",
+    "requirements",
     "warn",
 ]
+
+NAME = "intune-callbacks"
+REQUIREMENT = re.compile(r"([\w.-]+)[^;<>=~! ]*\s*([^;]*)")
+EXTRA = re.compile(r"\bextra\s*==\s*['\"]([\w-]+)")
+LOWEST = re.compile(r">=\s*([\w.]+)")
 
 
 class InTuneError(Exception):
@@ -114,3 +122,45 @@ def warn(message: str) -> None:
     """Warn during a training: where warnings are errors, the promise not to raise into it is the stronger one."""
     with contextlib.suppress(RuntimeWarning):
         warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def requirements(extra: str | None = None) -> dict[str, str]:
+    """Return what an extra asks for, or without one the package itself: name -> bounds, such as ``>=6.0``.
+
+    Nothing where this package runs without having been installed.
+    """
+    found = {}
+    for line in _metadata():
+        of, asked = EXTRA.search(line), REQUIREMENT.match(line)
+        if asked is not None and (of[1] if of else None) == extra:
+            found[asked[1]] = asked[2].strip()
+    return found
+
+
+def install_line(extra: str) -> str:
+    """Return the line of pip that installs what an extra brings.
+
+    It names the packages, for `intune-callbacks` itself is not on PyPI; where they are not known, the extra of a clone.
+    """
+    packages = [f"{name}{bounds}" for name, bounds in requirements(extra).items()] or [f".[{extra}]"]
+    return f"python -m pip install {shlex.join(packages)}"
+
+
+def lower_bounds() -> dict[str, str]:
+    """Return the oldest version of every package that is asked for, those of all extras as well."""
+    found = {}
+    for line in _metadata():
+        asked, lowest = REQUIREMENT.match(line), LOWEST.search(line.partition(";")[0])
+        if asked is not None and lowest is not None:
+            found[asked[1]] = lowest[1]
+    return found
+
+
+def _metadata() -> Sequence[str]:
+    # Here: with all it imports it would be a tenth of what importing this package takes.
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        return requires(NAME) or ()
+    except PackageNotFoundError:
+        return ()

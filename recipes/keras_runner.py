@@ -29,7 +29,7 @@ from dlrm_examples.criteo.pipeline_tf import STAGES, Skipped, build
 from dlrm_examples.models.metrics import evaluate
 from dlrm_examples.models.optimizers_keras import optimizer_for
 from intune_callbacks.keras import InTuneCallback
-from intune_callbacks.pipelines import tf_build
+from intune_callbacks.pipelines.tf import build as tf_build
 
 from .stopwatch_keras import Curve, Recorded, timed
 

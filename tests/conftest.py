@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 from hypothesis import settings
 
@@ -117,6 +118,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.campaign)
         if name in CORE:
             item.add_marker(pytest.mark.core)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let the test count its own processes only."""
+    processes.begin()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from intune_callbacks import TunerConfig
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.history import History
 from intune_callbacks.record.report import write_report
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from tests.fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
 ROOT = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.measure.window import Window
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.record.history import Decision
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import (
     Allocation,
     Clock,

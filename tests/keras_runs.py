@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 
 ROWS, BATCH = 96, 4
 EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2, "show_card": False}

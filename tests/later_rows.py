@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from intune_callbacks import later
 from intune_callbacks.pipelines.find import find
-from intune_callbacks.pipelines.torch_calls import Shared
-from intune_callbacks.pipelines.torch_jobs import Job, Jobs
+from intune_callbacks.pipelines.torch.calls import Shared
+from intune_callbacks.pipelines.torch.jobs import Job, Jobs
 
 
 @later

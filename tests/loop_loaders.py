@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from busy_machine import eventually
+from processes import children
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 EAGER: dict[str, Any] = {"decide_every_s": 0.1, "decide_every_batches": 5, "warmup_batches": 3, "cpus": 8.0}
@@ -101,7 +101,7 @@ def trained(loader: Any, stop: int | None = None) -> list[Any]:
 
 
 def assert_nothing_is_left() -> None:
-    assert eventually(lambda: not multiprocessing.active_children() and not ours(), 8.0)
+    assert eventually(lambda: not children() and not ours(), 8.0)
 
 
 def ours() -> list[threading.Thread]:

@@ -13,7 +13,7 @@ from intune_callbacks.config import TunerConfig
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.history import History
 from intune_callbacks.record.report import write_report
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Observation, Proposal
 
 STAGES = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from intune_callbacks.record.history import Decision
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 
 
 class Restless(Tuner):

@@ -9,7 +9,7 @@ from fakes import FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.record.history import History
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation, Observation, Proposal
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from intune_callbacks.measure.advice import to_set
 from intune_callbacks.pipelines.find import find
-from intune_callbacks.pipelines.pydataset import knobs
+from intune_callbacks.pipelines.pydataset.pydataset import knobs
 from intune_callbacks.types import Stage
 
 LOADER = Stage("load", "cpu", "workers", 1, 64, 2, knob="DataLoader(num_workers={})")

@@ -22,7 +22,7 @@ from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.errors import ConfigError, MissingPackage
 from intune_callbacks.pretrain.oracle import best
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Observation, Proposal, Resources, StageRates
 
 COSTS_S = {"read": 0.02, "decode": 0.12, "batch": 0.06}

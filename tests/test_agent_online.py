@@ -22,7 +22,7 @@ from intune_callbacks.decide.moves import Moved  # noqa: E402
 from intune_callbacks.decide.network import PARAMETERS, Network  # noqa: E402
 from intune_callbacks.decide.online import FEWEST, UPDATES, WAITING, FineTuner  # noqa: E402
 from intune_callbacks.decide.policies import make_policy  # noqa: E402
-from intune_callbacks.tuner import Tuner  # noqa: E402
+from intune_callbacks.session.tuner import Tuner  # noqa: E402
 
 NAME = "intune-fine-tuning"
 START = a_network(1, 0.1)

@@ -10,7 +10,7 @@ pytest.importorskip("tensorflow")
 from benchmarks.emulated import SHARES
 from benchmarks.live_loop import Case
 from benchmarks.tfdata_cases import SYSTEMS, LiveData, linear_program
-from intune_callbacks.pipelines import tf_build
+from intune_callbacks.pipelines.tf import build as tf_build
 
 needs_compiler = pytest.mark.skipif(not tf_build.available(), reason="the operations cannot be compiled here")
 pytestmark = pytest.mark.timeout(300)

@@ -12,7 +12,7 @@ import pytest
 
 from dlrm_examples import recipes
 from intune_callbacks import __version__, cli
-from intune_callbacks.installing import install_line
+from intune_callbacks.errors import install_line
 
 
 def test_ls_names_every_recipe_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:

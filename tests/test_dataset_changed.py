@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,12 +17,13 @@ pytest.importorskip("torchdata")
 import numpy as np
 import torch
 from busy_machine import eventually
+from processes import children
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.pipelines.given import plain_values
-from intune_callbacks.pipelines.torch_loader import MapLoader
+from intune_callbacks.pipelines.torch.loader import MapLoader
 from intune_callbacks.types import Clock
 
 LEVEL = 0
@@ -147,7 +147,7 @@ def test_workers_that_live_on_begin_the_next_epoch_alone() -> None:
             pipeline.resize({"load": 3 if number < 4 else 1})
             if number == 9:
                 pipeline.trim()
-        assert eventually(lambda: len(multiprocessing.active_children()) <= 1)
+        assert eventually(lambda: children() <= 1)
         dataset.epoch = 10
         pipeline.resize({"load": 2, "load.window": 8})
         assert {int(row[1]) for batch in loader for row in batch} == {0}

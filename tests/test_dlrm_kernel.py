@@ -12,7 +12,7 @@ import pytest
 from dlrm_examples.criteo.blocks import Split
 from dlrm_examples.criteo.parse import chosen_kernel, parse_block, warm_up
 from dlrm_examples.criteo.tsv import BadRow, Block, Rows, hashed_table_rows, parse_block_slowly
-from intune_callbacks.installing import install_line
+from intune_callbacks.errors import install_line
 from tests.dlrm_rows import rows_text
 
 MODULI = hashed_table_rows(100_000)

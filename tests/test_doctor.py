@@ -12,8 +12,7 @@ from fakes import GB, MACHINE
 
 from intune_callbacks import cli
 from intune_callbacks.doctor import Finding, examine, text
-from intune_callbacks.errors import MissingPackage
-from intune_callbacks.installing import install_line
+from intune_callbacks.errors import MissingPackage, install_line
 from intune_callbacks.types import Resources
 
 BUILT, POSSIBLE, IMPOSSIBLE = (True, True), (False, True), (False, False)

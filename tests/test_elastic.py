@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from intune_callbacks import Clock, WorkerDied
 from intune_callbacks.pipelines.counters import Counters, nbytes
-from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.hold import Hold
-from intune_callbacks.pipelines.workers import ProcessPool
+from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.processes import ProcessPool
 
 QUICK = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))

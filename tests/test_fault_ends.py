@@ -29,7 +29,7 @@ from intune_callbacks.config import TunerConfig
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.pipelines.find import find
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Clock, Observation, Proposal
 
 pytestmark = pytest.mark.filterwarnings("ignore")

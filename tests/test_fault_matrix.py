@@ -30,9 +30,9 @@ pytest.importorskip("torchdata")
 from torch.utils.data import DataLoader, Dataset
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 
-from intune_callbacks.pipelines import wire
 from intune_callbacks.pipelines.find import find
-from intune_callbacks.pipelines.workers import ProcessPool
+from intune_callbacks.pipelines.workers import wire
+from intune_callbacks.pipelines.workers.processes import ProcessPool
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ITEMS, EPOCHS, BOUND_S = 24, 3, 30.0

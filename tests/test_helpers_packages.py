@@ -18,7 +18,7 @@ import numpy as np  # noqa: E402
 from later_rows import Run  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from intune_callbacks.pipelines.torch_hooks import hook_of  # noqa: E402
+from intune_callbacks.pipelines.torch.hooks import hook_of  # noqa: E402
 
 # What the packages warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -232,7 +232,7 @@ def test_a_killed_worker_is_torchs_own_error() -> None:
 
 
 def test_none_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    from intune_callbacks.pipelines.workers import ProcessPool
+    from intune_callbacks.pipelines.workers.processes import ProcessPool
 
     def refused(self: Any) -> Any:
         raise OSError("no more processes")

@@ -15,8 +15,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.pipelines.tf_graph import DatasetGraph  # noqa: E402
-from intune_callbacks.pipelines.tf_hints import hints_of  # noqa: E402
+from intune_callbacks.pipelines.tf.graph import DatasetGraph  # noqa: E402
+from intune_callbacks.pipelines.tf.hints import hints_of  # noqa: E402
 
 Dataset = tf.data.Dataset
 AUTOTUNE = tf.data.AUTOTUNE

@@ -20,7 +20,6 @@ MODULES = {
 
 # A part may import the parts of lower levels, and its own modules.
 LEVELS = {
-    "installing": -1,
     "errors": 0,
     "types": 1,
     "config": 1,
@@ -30,18 +29,18 @@ LEVELS = {
     "decide": 4,
     "guard": 4,
     "record": 5,
-    "tuner": 6,
     "pretrain": 6,
     "show": 7,
     "doctor": 7,
     "session": 8,
     "lightning": 9,
     "keras": 9,
-    "loop": 9,
     "transformers": 9,
     "cli": 9,
     "__main__": 10,
 }
+# Within `pipelines`: the contracts and what all adapters share, the workers, the adapters, the choice among them.
+OF_PIPELINES = {"workers": 1, "torch": 2, "tf": 2, "grain_threads": 2, "pydataset": 3, "find": 4}
 # Of the examples, the lower ones first.
 FOLDERS = ("criteo", "models", "hybrid", "plan", "oracle")
 # They know the protocol of a pipeline, never an adapter.
@@ -54,7 +53,7 @@ LEARNING = {"decide.learner", "pretrain.training", "pretrain.lessons"} | {
 LIGHTNING = {module for module in MODULES if module.startswith(("lightning", "session.lightning"))}
 FRAMEWORKS = {
     "torch": TORCH | LEARNING | LIGHTNING,
-    "torchdata": {"pipelines.torchdata", "pipelines.torchdata_nodes"},
+    "torchdata": {"pipelines.torch.torchdata", "pipelines.torch.torchdata_nodes"},
     "pytorch_lightning": LIGHTNING,
     "lightning": LIGHTNING,
     "keras": {"keras"},
@@ -103,6 +102,21 @@ def against_the_flow(module: str) -> Iterator[str]:
 def test_imports_point_to_lower_levels() -> None:
     assert len(MODULES) > 80
     assert not [wrong for module in MODULES for wrong in against_the_flow(module)]
+
+
+def test_adapters_import_what_is_below_them() -> None:
+    def room(module: str) -> str:
+        return module.split(".")[1]
+
+    folder = [module for module in MODULES if module.startswith("pipelines.")]
+    assert {room(module) for module in folder} >= set(OF_PIPELINES)
+    for module in folder:
+        for name in imported(MODULES[module]):
+            if not name.startswith("intune_callbacks.pipelines."):
+                continue
+            target = room(name.removeprefix("intune_callbacks."))
+            below = OF_PIPELINES.get(target, 0) < OF_PIPELINES.get(room(module), 0)
+            assert target == room(module) or below or not OF_PIPELINES.get(target, 0), f"{module} imports {name}"
 
 
 def test_frameworks_are_imported_in_their_own_module_only() -> None:

@@ -28,7 +28,7 @@ from busy_machine import three_attempts
 from keras_runs import EAGER, KEYS, ROWS, compiled, fit, rows
 
 from intune_callbacks import ConfigError, TunerConfig
-from intune_callbacks.installing import install_line
+from intune_callbacks.errors import install_line
 from intune_callbacks.keras import InTuneCallback
 
 pytestmark = [

@@ -143,7 +143,7 @@ HINT = Hint("as_row has 2 workers for 1 file", kind="files", stage="as_row")
 
 
 def test_hints_reach_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    from intune_callbacks.pipelines import tfdata
+    from intune_callbacks.pipelines.tf import tfdata
 
     class Hinted(tfdata.DatasetPipeline):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -157,7 +157,7 @@ def test_hints_reach_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_validation_data_is_never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from intune_callbacks.pipelines import tfdata
+    from intune_callbacks.pipelines.tf import tfdata
 
     looked_at: list[Any] = []
 

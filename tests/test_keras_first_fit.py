@@ -21,7 +21,8 @@ import numpy as np
 from keras_runs import EAGER, ROWS, make_model, rows
 
 from intune_callbacks.keras import InTuneCallback
-from intune_callbacks.pipelines import tf_build, tf_shipped
+from intune_callbacks.pipelines.tf import build as tf_build
+from intune_callbacks.pipelines.tf import shipped as tf_shipped
 from intune_callbacks.session import fit
 
 EPOCHS = 4

@@ -17,7 +17,9 @@ import tensorflow as tf
 from keras_runs import EAGER, rows
 
 from intune_callbacks.keras import InTuneCallback
-from intune_callbacks.pipelines import tf_build, tf_graph, tfdata
+from intune_callbacks.pipelines.tf import build as tf_build
+from intune_callbacks.pipelines.tf import graph as tf_graph
+from intune_callbacks.pipelines.tf import tfdata
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("Keras is on another backend", allow_module_level=True)

@@ -21,7 +21,7 @@ if keras.backend.backend() != "tensorflow":
 from keras_runs import EAGER
 
 from intune_callbacks.keras import InTuneCallback
-from intune_callbacks.pipelines import tf_build
+from intune_callbacks.pipelines.tf import build as tf_build
 
 pytestmark = [
     pytest.mark.timeout(300),

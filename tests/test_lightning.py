@@ -16,9 +16,9 @@ import torch
 from lightning_runs import EAGER, LIGHTNING, Memory, Spy, fit, slow_graph
 
 from intune_callbacks import ConfigError, TunerConfig
-from intune_callbacks.installing import install_line
+from intune_callbacks.errors import install_line
 from intune_callbacks.lightning import InTuneCallback
-from intune_callbacks.pipelines.torch_iterator import LoaderIterator
+from intune_callbacks.pipelines.torch.iterator import LoaderIterator
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 

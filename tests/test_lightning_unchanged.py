@@ -13,7 +13,8 @@ import torch
 from unchanged import MODES, Census, allocations, beyond, settled
 
 from intune_callbacks.lightning import InTuneCallback
-from intune_callbacks.pipelines import torch_engine, torchdata_nodes
+from intune_callbacks.pipelines.torch import engine as torch_engine
+from intune_callbacks.pipelines.torch import torchdata_nodes
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")

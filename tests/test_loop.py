@@ -33,8 +33,8 @@ from restless import Restless  # noqa: E402
 from torch.utils.data import BatchSampler, DataLoader  # noqa: E402
 
 from intune_callbacks import ConfigError, live  # noqa: E402
-from intune_callbacks.loop import Live  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
+from intune_callbacks.session.live import Live  # noqa: E402
 
 
 @pytest.mark.parametrize("stop", [None, 30], ids=["whole", "left early"])
@@ -179,6 +179,7 @@ def test_where_proc_cannot_be_read_it_is_tuned_all_the_same(
 
 
 def test_the_package_itself_stays_light() -> None:
-    code = "import sys, intune_callbacks; print([m for m in ('torch', 'intune_callbacks.loop') if m in sys.modules])"
+    code = "import sys, intune_callbacks; "
+    code += "print([name for name in ('torch', 'intune_callbacks.session.live') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

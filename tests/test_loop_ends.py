@@ -152,7 +152,7 @@ class Stopped(Exception):
     [
         "intune_callbacks.session.loop_fit.StepTimer.fetch_begin",
         "intune_callbacks.measure.window.Window.observe",
-        "intune_callbacks.pipelines.torch_engine.Engines.engine",
+        "intune_callbacks.pipelines.torch.engine.Engines.engine",
     ],
 )
 def test_what_a_signal_handler_raises_in_the_middle_of_our_code_is_the_users(

@@ -12,7 +12,8 @@ tf = pytest.importorskip("tensorflow")
 from restless import Restless  # noqa: E402
 
 from intune_callbacks import live  # noqa: E402
-from intune_callbacks.pipelines import tf_build, tf_native  # noqa: E402
+from intune_callbacks.pipelines.tf import build as tf_build  # noqa: E402
+from intune_callbacks.pipelines.tf import native as tf_native  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")
 EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2, "show_card": False}

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from intune_callbacks.doctor import PACKAGES
-from intune_callbacks.errors import MissingPackage
-from intune_callbacks.installing import install_line, lower_bounds, requirements
+from intune_callbacks.errors import MissingPackage, install_line, lower_bounds, requirements
 from tests.docs_pages import ROOT, text_of
 
 OURS, FOLDERS = "intune-callbacks", ("intune_callbacks", "recipes", "dlrm_examples", "benchmarks")
@@ -102,7 +101,7 @@ def test_the_bounds_are_those_of_the_project() -> None:
 
 
 def test_without_metadata_the_line_is_that_of_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("intune_callbacks.installing.NAME", "no-such-package")
+    monkeypatch.setattr("intune_callbacks.errors.NAME", "no-such-package")
     assert install_line("report") == "python -m pip install '.[report]'"
     assert not lower_bounds()
 

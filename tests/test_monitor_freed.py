@@ -13,7 +13,7 @@ from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.measure import freed
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 
 HOLES = """
 import psutil

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from intune_callbacks.config import POLICIES, TunerConfig
 from intune_callbacks.guard.net import MOST_HARM, Net
 from intune_callbacks.measure.wait import StepTotals
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation, Observation, Proposal, Resources, Stage
 
 

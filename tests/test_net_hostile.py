@@ -9,7 +9,7 @@ from benchmarks.policies.sim_pipeline import SimPipeline
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.pretrain.hostile import KINDS
 from intune_callbacks.pretrain.machines import Machines, sample
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 
 SECONDS = 180.0
 MACHINES = 6

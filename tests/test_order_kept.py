@@ -162,8 +162,8 @@ def test_a_pydataset_of_which_an_epoch_takes_a_part_keeps_its_order(steps: int) 
     pytest.importorskip("keras")
     from test_pydataset import Counting, epochs, stock_of
 
-    from intune_callbacks.pipelines.pydataset import PyDatasetPipeline
-    from intune_callbacks.pipelines.pydataset_enqueuer import LiveEnqueuer
+    from intune_callbacks.pipelines.pydataset.enqueuer import LiveEnqueuer
+    from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline
 
     class Slow(Counting):
         def __getitem__(self, number: int) -> Any:

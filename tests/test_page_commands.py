@@ -12,7 +12,7 @@ import pytest
 from page_runs import make_run
 
 from intune_callbacks import cli
-from intune_callbacks.installing import install_line
+from intune_callbacks.errors import install_line
 from intune_callbacks.record.card import end_card
 from intune_callbacks.record.report import Report
 from intune_callbacks.show.page import commands
@@ -159,7 +159,7 @@ def test_a_keras_or_lightning_fit_writes_it_beside_its_report(tmp_path: Path) ->
     from intune_callbacks.record.history import History
     from intune_callbacks.session.arguments import Settings
     from intune_callbacks.session.fit import TunedFit
-    from intune_callbacks.tuner import Tuner
+    from intune_callbacks.session.tuner import Tuner
 
     for world, page in ((1, tmp_path / "one" / "report.html"), (2, tmp_path / "two" / "report.html")):
         fit = TunedFit(Settings.checked("tune", str(page.parent), False), 0, world)

@@ -18,7 +18,7 @@ from intune_callbacks.decide.policies import EvenSplit, make_policy
 from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.pipelines.base import busy_limit
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Policy
 
 FIVE = {"read": 0.14, "shuffle": 0.117, "decode": 0.423, "batch": 0.28, "copy": 0.04}

@@ -21,8 +21,7 @@ from intune_callbacks.decide.learner import Learner, LearnerConfig, Replay  # no
 from intune_callbacks.decide.network import Network  # noqa: E402
 from intune_callbacks.decide.progress import ShellConfig  # noqa: E402
 from intune_callbacks.decide.shell import Shell  # noqa: E402
-from intune_callbacks.errors import ConfigError  # noqa: E402
-from intune_callbacks.installing import install_line  # noqa: E402
+from intune_callbacks.errors import ConfigError, install_line  # noqa: E402
 from intune_callbacks.pretrain import model_card as card  # noqa: E402
 from intune_callbacks.pretrain.env import Env  # noqa: E402
 from intune_callbacks.pretrain.lessons import Lessons, LessonsConfig  # noqa: E402

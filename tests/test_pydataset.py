@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
 import threading
 import time
@@ -19,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 from keras_cases import exact
+from processes import children
 
 from intune_callbacks.pipelines.check import check_pipeline
 from intune_callbacks.pipelines.hold import Hold
-from intune_callbacks.pipelines.pydataset import PyDatasetPipeline
-from intune_callbacks.pipelines.pydataset_enqueuer import InLoop, LiveEnqueuer
+from intune_callbacks.pipelines.pydataset.enqueuer import InLoop, LiveEnqueuer
+from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline
 from intune_callbacks.types import Clock
 
 
@@ -171,7 +171,7 @@ def test_the_contract_of_a_pipeline(kind: str) -> None:
         return pipeline, (next(batches) for _ in range(60))
 
     check_pipeline(build, [Counting(60)[number] for number in range(60)], resizes=30, resize_limit_s=20.0)
-    assert not threads_of_ours() and not multiprocessing.active_children()
+    assert not threads_of_ours() and not children()
 
 
 def test_it_says_that_workers_which_were_asked_for_are_still_to_come() -> None:
@@ -184,7 +184,7 @@ def test_it_says_that_workers_which_were_asked_for_are_still_to_come() -> None:
     until_s = time.monotonic() + 60.0
     while pipeline.is_growing and time.monotonic() < until_s:
         next(batches)
-    assert not pipeline.is_growing and len(multiprocessing.active_children()) >= 6
+    assert not pipeline.is_growing and children() >= 6
     pipeline.close()
 
 
@@ -206,7 +206,7 @@ def test_a_dataset_without_workers_of_its_own(kind: str, steps: int | None) -> N
         resizes()
     assert seen == order
     assert pipeline.stages()[0].low == 0
-    assert not threads_of_ours() and not multiprocessing.active_children()
+    assert not threads_of_ours() and not children()
 
 
 def test_a_dataset_without_workers_computes_in_the_loop_at_first() -> None:
@@ -285,7 +285,7 @@ def test_no_child_starts_once_the_dataset_was_changed() -> None:
     assert next(batches)[0] == 0
     assert pipeline.why_not == ""
     pipeline.close()
-    assert not multiprocessing.active_children()
+    assert not children()
 
 
 def test_random_numbers_in_processes_belong_to_the_batch() -> None:

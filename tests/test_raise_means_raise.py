@@ -21,9 +21,9 @@ tn = pytest.importorskip("torchdata.nodes")
 from tensorflow.python.data.experimental.ops import testing  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler  # noqa: E402
 
-from intune_callbacks.pipelines import tf_native  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.pipelines.tfdata import DatasetPipeline  # noqa: E402
+from intune_callbacks.pipelines.tf import native as tf_native  # noqa: E402
+from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline  # noqa: E402
 from intune_callbacks.types import Clock  # noqa: E402
 
 MANY = 10**6
@@ -247,7 +247,7 @@ CHILD = """
 import glob, os, sys
 import tensorflow as tf
 from raises import rises_again, steady
-from intune_callbacks.pipelines.tfdata import DatasetPipeline
+from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline
 from intune_callbacks.types import Clock
 paths = sorted(glob.glob(os.environ["SLOW_DIR"] + "/*.txt"))
 def read(path):

@@ -17,7 +17,7 @@ from intune_callbacks.record.card import end_card
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.report import Report
 from intune_callbacks.session import ranks
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 
 
 def rank(wait_s: float | None, model_s: float | None) -> dict[str, float | None]:

@@ -18,7 +18,7 @@ from intune_callbacks.config import TunerConfig
 from intune_callbacks.record.card import card_rows, end_card
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.report import Report, Span, StageRow, write_report
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Hint
 
 KEYS = {

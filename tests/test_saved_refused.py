@@ -20,7 +20,7 @@ from saved_runs import VERSIONS, edit, refused, started, three_stages, tuner_of
 
 from intune_callbacks.config import POLICIES
 from intune_callbacks.session.fingerprint import differences
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation, Stage
 
 # -- the fingerprint ---------------------------------------------------------------------------------------------------

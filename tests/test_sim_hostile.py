@@ -14,7 +14,7 @@ from intune_callbacks.config import TunerConfig
 from intune_callbacks.pretrain.env import Env
 from intune_callbacks.pretrain.hostile import EPOCH, KINDS, HostileEnv, draw
 from intune_callbacks.pretrain.machines import SLOTS, Machines, sample
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Pipeline
 
 

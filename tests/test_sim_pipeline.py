@@ -12,7 +12,7 @@ import pytest
 from benchmarks.policies.sim_pipeline import SimPipeline
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.pretrain.machines import Machines, sample
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Pipeline
 
 

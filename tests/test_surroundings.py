@@ -8,7 +8,6 @@ import decimal
 import errno
 import importlib
 import itertools
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -26,10 +25,11 @@ pytest.importorskip("torch")
 
 import numpy as np
 import torch
+from processes import children
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from intune_callbacks.pipelines.torch_loader import MapLoader
+from intune_callbacks.pipelines.torch.loader import MapLoader
 from intune_callbacks.types import Clock
 
 MATRIX = torch.rand(4, 4, generator=torch.Generator().manual_seed(1))
@@ -285,7 +285,7 @@ def test_where_no_more_processes_are_to_be_had_half_of_the_added_ones_are_given_
     stock, most = os.fork, 8
 
     def fork() -> int:
-        if len(multiprocessing.active_children()) >= most:
+        if children() >= most:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return stock()
 
@@ -295,7 +295,7 @@ def test_where_no_more_processes_are_to_be_had_half_of_the_added_ones_are_given_
         seen = [next(batches)]
         pipeline.resize({"load": 12})
         seen += itertools.islice(batches, 60)
-        assert eventually(lambda: len(multiprocessing.active_children()) <= most // 2 + 1)
+        assert eventually(lambda: children() <= most // 2 + 1)
         assert (
             2 < pipeline.stages()[0].current == pipeline.stages()[0].high < most
             and "BlockingIOError" in pipeline.why_not

@@ -12,7 +12,8 @@ import pytest
 
 from intune_callbacks import cli
 from intune_callbacks.errors import BuildFailed, MissingPackage
-from intune_callbacks.pipelines import tf_build, tf_shipped
+from intune_callbacks.pipelines.tf import build as tf_build
+from intune_callbacks.pipelines.tf import shipped as tf_shipped
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_what_belongs_to_another_user_is_not_loaded(cache: Path, monkeypatch: py
 
 
 def test_a_library_that_does_not_load_is_compiled_anew_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from intune_callbacks.pipelines import tf_native
+    from intune_callbacks.pipelines.tf import native as tf_native
 
     asked: list[bool] = []
     monkeypatch.setattr(tf_build, "build", lambda force=False: asked.append(force) or Path("/no/such.so"))

@@ -9,9 +9,11 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from benchmarks.tfdata_kinds import FILES, KINDS, LENGTHS, OFFSET, elements, parse, python, rows, ten  # noqa: E402
-from intune_callbacks.pipelines import tf_build, tf_graph, tf_native  # noqa: E402
-from intune_callbacks.pipelines.tf_graph import CannotRewrite, DatasetGraph  # noqa: E402
-from intune_callbacks.pipelines.tf_rewrite import rewrite  # noqa: E402
+from intune_callbacks.pipelines.tf import build as tf_build  # noqa: E402
+from intune_callbacks.pipelines.tf import graph as tf_graph  # noqa: E402
+from intune_callbacks.pipelines.tf import native as tf_native  # noqa: E402
+from intune_callbacks.pipelines.tf.graph import CannotRewrite, DatasetGraph  # noqa: E402
+from intune_callbacks.pipelines.tf.rewrite import rewrite  # noqa: E402
 
 EPOCHS = 2
 pytestmark = pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")

@@ -16,8 +16,9 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 from tf_stages import Calls, ended, numbers, staged, take  # noqa: E402
 
-from intune_callbacks.pipelines import tf_build, tf_native  # noqa: E402
-from intune_callbacks.pipelines.tf_stats import SinkReading  # noqa: E402
+from intune_callbacks.pipelines.tf import build as tf_build  # noqa: E402
+from intune_callbacks.pipelines.tf import native as tf_native  # noqa: E402
+from intune_callbacks.pipelines.tf.stats import SinkReading  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")
 keys = itertools.count()

@@ -18,7 +18,8 @@ tf = pytest.importorskip("tensorflow")
 from tensorflow.python.data.ops import dataset_ops  # noqa: E402
 from tf_stages import Calls, staged, take  # noqa: E402
 
-from intune_callbacks.pipelines import tf_build, tf_native  # noqa: E402
+from intune_callbacks.pipelines.tf import build as tf_build  # noqa: E402
+from intune_callbacks.pipelines.tf import native as tf_native  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")
 keys = itertools.count()
@@ -133,7 +134,7 @@ def test_work_that_waits_for_its_own_parts_does_not_hang(native: tf_native.Nativ
 
 END = """
 import os, tensorflow as tf
-from intune_callbacks.pipelines import tf_native
+from intune_callbacks.pipelines.tf import native as tf_native
 native = tf_native.load()
 # Nothing of Python: a thread that waits for an interpreter on its way out hangs, with our operation and without.
 def body(number):

@@ -12,8 +12,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 from tensorflow.python.data.experimental.ops import testing  # noqa: E402
 
-from intune_callbacks.pipelines.tf_rewrite import rewrite  # noqa: E402
-from intune_callbacks.pipelines.tfdata import DatasetPipeline  # noqa: E402
+from intune_callbacks.pipelines.tf.rewrite import rewrite  # noqa: E402
+from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline  # noqa: E402
 from intune_callbacks.types import Clock  # noqa: E402
 
 ROWS = 48

@@ -17,11 +17,12 @@ from busy_machine import slept
 tf = pytest.importorskip("tensorflow")
 
 from benchmarks.tfdata_kinds import KINDS, elements, parse, plain, rows  # noqa: E402
-from intune_callbacks.pipelines import tf_graph, tf_native  # noqa: E402
 from intune_callbacks.pipelines.check import check_pipeline  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.pipelines.tf_rewrite import rewrite  # noqa: E402
-from intune_callbacks.pipelines.tfdata import DatasetPipeline  # noqa: E402
+from intune_callbacks.pipelines.tf import graph as tf_graph  # noqa: E402
+from intune_callbacks.pipelines.tf import native as tf_native  # noqa: E402
+from intune_callbacks.pipelines.tf.rewrite import rewrite  # noqa: E402
+from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline  # noqa: E402
 from intune_callbacks.types import Clock  # noqa: E402
 
 
@@ -238,7 +239,7 @@ def test_a_dataset_is_taken_apart_once_for_many_runs(kind: str, monkeypatch: pyt
 
 
 def test_what_cannot_be_taken_apart_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("intune_callbacks.pipelines.tf_graph.LARGEST_COPY_BYTES", 10)
+    monkeypatch.setattr("intune_callbacks.pipelines.tf.graph.LARGEST_COPY_BYTES", 10)
     dataset = tf.data.Dataset.from_tensor_slices(np.zeros(100)).map(lambda x: x, num_parallel_calls=2)
     found = find(dataset)
     assert found.pipeline is None

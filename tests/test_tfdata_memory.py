@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("tensorflow")
 
 from benchmarks.memory_tfdata import LIMIT_BYTES, measure, memory_group
-from intune_callbacks.pipelines import tf_build
+from intune_callbacks.pipelines.tf import build as tf_build
 
 
 @pytest.mark.timeout(600)

@@ -10,8 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from processes import children  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
-from torch_rows import BATCH, ROWS, Eager, Noisy, Rows, children, engines, plain, seeded  # noqa: E402
+from torch_rows import BATCH, ROWS, Eager, Noisy, Rows, engines, plain, seeded  # noqa: E402
 
 from intune_callbacks.pipelines.find import find  # noqa: E402
 
@@ -97,7 +98,7 @@ def test_an_epoch_that_cannot_begin_in_ours_begins_in_stock(workers: int, monkey
                     # The stock iterator would get its own two, but ours gets only one.
                     fork = Unforkable(patch, 1)
                     fork.allowed = 1
-                    patch.setattr("intune_callbacks.pipelines.torch_engine.Engines.stock_from", _refill(fork))
+                    patch.setattr("intune_callbacks.pipelines.torch.engine.Engines.stock_from", _refill(fork))
                 iterator = pipeline.adopt(iter(loader)) if live else iter(loader)
             if live and epoch:
                 assert iterator.engine is None and pipeline.why_not and engines() == []
@@ -114,7 +115,7 @@ def test_an_epoch_that_cannot_begin_in_ours_begins_in_stock(workers: int, monkey
 
 
 def _refill(fork: Unforkable):
-    from intune_callbacks.pipelines.torch_engine import Engines
+    from intune_callbacks.pipelines.torch.engine import Engines
 
     stock_from = Engines.stock_from
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from processes import children  # noqa: E402
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler  # noqa: E402
-from torch_rows import BATCH, ROWS, Eager, Noisy, Rows, children, engines, plain, seeded  # noqa: E402
+from torch_rows import BATCH, ROWS, Eager, Noisy, Rows, engines, plain, seeded  # noqa: E402
 
 from intune_callbacks.pipelines.find import find  # noqa: E402
 

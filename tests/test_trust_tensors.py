@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E402
 
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.pipelines.torch_carry import _rebuild_spread, carry_tensor  # noqa: E402
+from intune_callbacks.pipelines.torch.carry import _rebuild_spread, carry_tensor  # noqa: E402
 
 
 def crossed(loader: DataLoader[Any]) -> list[Any]:

@@ -22,11 +22,14 @@ from busy_machine import eventually
 
 from intune_callbacks import WorkerDied
 from intune_callbacks.measure.freed import Freed
-from intune_callbacks.pipelines import elastic_threads, wire, worker_cost, workers
+from intune_callbacks.pipelines import worker_cost
 from intune_callbacks.pipelines.counters import Counters, nbytes
-from intune_callbacks.pipelines.elastic import ElasticMap
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
-from intune_callbacks.pipelines.workers import ProcessPool
+from intune_callbacks.pipelines.workers import processes as workers
+from intune_callbacks.pipelines.workers import threads as elastic_threads
+from intune_callbacks.pipelines.workers import wire
+from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.processes import ProcessPool
 
 FORK = multiprocessing.get_context("fork")
 MB = 1_000_000
@@ -133,7 +136,7 @@ def test_the_last_worker_dying_on_the_last_item_ends_the_epoch() -> None:
 
 PARENT = """
 import multiprocessing, sys, time
-from intune_callbacks.pipelines.workers import ProcessPool
+from intune_callbacks.pipelines.workers.processes import ProcessPool
 def work(i):
     time.sleep(60)  # in somebody's code that does not come back
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from intune_callbacks.config import POLICIES, TunerConfig
 from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.record.history import History
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation, PipelineStats
 
 

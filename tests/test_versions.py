@@ -18,13 +18,14 @@ from docs_pages import ROOT, text_of  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from intune_callbacks import live  # noqa: E402
-from intune_callbacks.pipelines import torch_private, torch_window  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
+from intune_callbacks.pipelines.torch import private as torch_private  # noqa: E402
+from intune_callbacks.pipelines.torch import window as torch_window  # noqa: E402
 from intune_callbacks.session.keras_hooks import from_fit  # noqa: E402
 
 EAGER: dict[str, Any] = {"decide_every_s": 0.05, "decide_every_batches": 5, "warmup_batches": 2, "show_card": False}
-ADAPTERS = [*(ROOT / "intune_callbacks" / "pipelines").glob("torch*.py")]
-ADAPTERS += [ROOT / "intune_callbacks" / "pipelines" / "watched.py"]
+PIPELINES = ROOT / "intune_callbacks" / "pipelines"
+ADAPTERS = [*(PIPELINES / "torch").glob("*.py"), PIPELINES / "delivered.py", PIPELINES / "watched.py"]
 GUARDED = {"_data_queue", "_workers_status", "_new_shared"}
 """Without the first, `Watch` counts no batch as ready; without the second, nobody is told which workers deliver; the
 third is only set."""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from intune_callbacks import cli
-from intune_callbacks.installing import install_line
+from intune_callbacks.errors import install_line
 from intune_callbacks.record.running import Job, Rank
 from intune_callbacks.show.watch_view import line
 
@@ -31,7 +31,7 @@ from intune_callbacks.config import TunerConfig
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.history import History
 from intune_callbacks.record.report import write_report
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 
 folder = Path(sys.argv[1])
 pipeline = FakePipeline({"read": Work(0.001), "decode": Work(0.1)}, FakeMachine(), depth=2)

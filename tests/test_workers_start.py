@@ -18,10 +18,10 @@ import pytest
 from busy_machine import eventually
 
 from intune_callbacks import WorkerDied
-from intune_callbacks.pipelines import workers
-from intune_callbacks.pipelines.elastic import ElasticMap
-from intune_callbacks.pipelines.payload import Payload
-from intune_callbacks.pipelines.workers import ProcessPool
+from intune_callbacks.pipelines.workers import processes as workers
+from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.payload import Payload
+from intune_callbacks.pipelines.workers.processes import ProcessPool
 
 FORK, SPAWN = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
 PATIENCE_S = 60.0  # longer than any machine stalls; nothing waits for it that goes well

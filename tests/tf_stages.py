@@ -13,7 +13,7 @@ from busy_machine import slept
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 
-from intune_callbacks.pipelines import tf_native
+from intune_callbacks.pipelines.tf import native as tf_native
 
 CALL_S = 0.01
 

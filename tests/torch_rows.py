@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import threading
 import time
@@ -57,10 +56,6 @@ def seeded() -> None:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-
-
-def children() -> int:
-    return len(multiprocessing.active_children())
 
 
 def engines() -> list[str]:

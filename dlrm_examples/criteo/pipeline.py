@@ -16,7 +16,7 @@ from torchdata.nodes import BaseNode, Loader, ParallelMapper, Prefetcher
 
 from dlrm_examples.criteo.reading import Reading
 from dlrm_examples.criteo.stages import Batch, Batcher, Parse, Read, References, Shuffle, collate
-from intune_callbacks.pipelines.torchdata_nodes import end_engines
+from intune_callbacks.pipelines.torch.torchdata_nodes import end_engines
 
 __all__ = ["STAGES", "CriteoLoader", "build"]
 

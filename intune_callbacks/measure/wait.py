@@ -103,17 +103,18 @@ class StepTimer:
         # What comes after the end is the start of another epoch.
         self._is_starting = self._is_starting or not delivered
 
-    def compiled(self, batches: int, wait_s: float) -> None:
-        """A compiled function, whose fetches nobody sees, is called, or was called and has ended.
+    def count(self, batches: int, wait_s: float, now_s: float | None = None) -> None:
+        """Count fetches nobody told of: of a compiled function, when it is called and has ended, or some together.
 
         Args:
-            batches: taken by such functions since the last call.
-            wait_s: seconds they were blocked for these batches.
+            batches: taken since the last call.
+            wait_s: seconds the loop was blocked for these batches.
+            now_s: when the last of them came, by the clock; now if not given.
         """
         before_s, was_model = self._spent[_MODEL], self._state == _MODEL
         self._pauses = 0
         self.batches += batches
-        self._enter(_MODEL if self.batches else _SEAM)
+        self._enter(_MODEL if self.batches else _SEAM, now_s)
         if batches and self._is_starting:
             self._started()
         elif was_model:
@@ -184,8 +185,8 @@ class StepTimer:
         self._epochs += 1
         self._seams_before_s, self._batches_before = seams_s, batches
 
-    def _enter(self, state: int) -> None:
-        now = self._now()
+    def _enter(self, state: int, now_s: float | None = None) -> None:
+        now = self._now() if now_s is None else now_s
         if self._start is None:
             self._start = self.last_s = now
         self._spent[self._state] += now - self.last_s

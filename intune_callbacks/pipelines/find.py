@@ -92,7 +92,7 @@ def find(
     if "torchdata.nodes" in sys.modules and _is(loader, "torchdata.nodes", "Loader"):
         return _node_graph(loader, clock, max_workers, live)
     if "torch.utils.data" in sys.modules:
-        from intune_callbacks.pipelines.torch_reach import is_loader, unwrapped
+        from intune_callbacks.pipelines.torch.reach import is_loader, unwrapped
 
         inner = unwrapped(loader)
         if is_loader(inner):
@@ -137,7 +137,7 @@ def _is(value: object, module: str, name: str) -> bool:
 
 def _dataset(dataset: Any, clock: Clock, max_workers: int | None, in_order: bool, live: bool, wait: bool) -> Found:
     try:
-        from intune_callbacks.pipelines.tfdata import DatasetPipeline
+        from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline
     except ImportError as error:
         return Found(
             None, f"this version of TensorFlow lacks what a tf.data pipeline is tuned by, so nothing is: {error}"
@@ -148,11 +148,11 @@ def _dataset(dataset: Any, clock: Clock, max_workers: int | None, in_order: bool
 
 
 def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) -> Found:
-    from intune_callbacks.pipelines.torch_private import why_no_graph
+    from intune_callbacks.pipelines.torch.private import why_no_graph
 
     if why := why_no_graph():
         return Found(None, why)
-    from intune_callbacks.pipelines.torchdata import NodeGraph
+    from intune_callbacks.pipelines.torch.torchdata import NodeGraph
 
     graph = NodeGraph(loader, clock=clock, max_workers=max_workers, live=live)
     if not graph.stages():
@@ -169,8 +169,8 @@ def _data_loader(
 ) -> Found:
     from torch.utils import data
 
-    from intune_callbacks.pipelines.torch_private import why_no_loader
-    from intune_callbacks.pipelines.torch_reach import dataset_of
+    from intune_callbacks.pipelines.torch.private import why_no_loader
+    from intune_callbacks.pipelines.torch.reach import dataset_of
 
     if why := why_no_loader():
         return Found(None, why)
@@ -205,10 +205,10 @@ def _live_loader(
     live: bool,
     map_style: bool,
 ) -> Found:
-    from intune_callbacks.pipelines.torch_helped import HelpedLoader, cannot_help, ends_known
-    from intune_callbacks.pipelines.torch_loader import MapLoader
-    from intune_callbacks.pipelines.torch_reach import dataset_of, keeps_states
-    from intune_callbacks.pipelines.torch_window import WindowLoader
+    from intune_callbacks.pipelines.torch.helped import HelpedLoader, cannot_help, ends_known
+    from intune_callbacks.pipelines.torch.loader import MapLoader
+    from intune_callbacks.pipelines.torch.reach import dataset_of, keeps_states
+    from intune_callbacks.pipelines.torch.window import WindowLoader
 
     window = (loader.prefetch_factor or 1) * loader.num_workers
     if not live:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from intune_callbacks.pipelines.torch_delivered import Delivery, Followed
+from intune_callbacks.pipelines.delivered import Delivery, Followed
 
 __all__ = ["TimedIterator"]
 

@@ -11,8 +11,8 @@ import psutil
 
 from intune_callbacks.pipelines.base import MAX_PROCESSES, windowed
 from intune_callbacks.pipelines.counters import Counters
+from intune_callbacks.pipelines.delivered import Delivery
 from intune_callbacks.pipelines.timed import TimedIterator
-from intune_callbacks.pipelines.torch_delivered import Delivery
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage, StageStats
 

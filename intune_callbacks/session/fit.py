@@ -22,10 +22,10 @@ from intune_callbacks.record.versions import versions
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.keras_timer import LoopTimer
 from intune_callbacks.session.ranks import exchange
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.session.warm_start import WarmStart, write_found
 from intune_callbacks.show.card import show
 from intune_callbacks.show.page.commands import at_the_end
-from intune_callbacks.tuner import Tuner
 from intune_callbacks.types import Clock, Hint, Observation, Pipeline
 from intune_callbacks.words import short_percent
 

@@ -188,7 +188,7 @@ class Fit(TunedFit):
             self._source = weakref.ref(data.source)
         if data.dataset is not None:
             # Only here: TensorFlow is there already when there is a dataset.
-            from intune_callbacks.pipelines.tfdata import DatasetPipeline, is_compiled
+            from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline, is_compiled
 
             self._rows = batch_rows(data.dataset) or data.batch_rows or 1
             # What Keras makes of arrays, generators and loaders runs through a dataset, too: it is timed, not changed.

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.pipelines.base import MAX_WINDOW
 from intune_callbacks.pipelines.find import Found
-from intune_callbacks.pipelines.pydataset import PyDatasetPipeline, knobs
-from intune_callbacks.pipelines.pydataset_enqueuer import InLoop, LiveEnqueuer
+from intune_callbacks.pipelines.pydataset.enqueuer import InLoop, LiveEnqueuer
+from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline, knobs
 from intune_callbacks.pipelines.watched import WatchedLoader
 from intune_callbacks.session.keras_hooks import GIVE_OTHER, NO_PYDATASET, TrainData
 from intune_callbacks.session.loaders import found_in

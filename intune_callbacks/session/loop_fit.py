@@ -24,10 +24,10 @@ from intune_callbacks.session.loaders import (
     pipeline_of,
     reasons_of,
 )
-from intune_callbacks.session.loop_fetches import Unseen, told
+from intune_callbacks.session.loop_fetches import Together, Unseen, told
 from intune_callbacks.session.ranks import place as place_of
 from intune_callbacks.session.samples import Samples, batch_size_of
-from intune_callbacks.types import Pipeline
+from intune_callbacks.types import Clock, Pipeline
 
 __all__ = ["Fit"]
 
@@ -48,6 +48,7 @@ class Fit(TunedFit):
     Attributes:
         batches: of the whole run, None where nobody knows.
         is_closed: nothing is measured or tuned any more.
+        together: the fetches that are told together.
     """
 
     _timer: StepTimer
@@ -64,6 +65,7 @@ class Fit(TunedFit):
         self._timer = StepTimer()
         self._samples = Samples(batch_size_of(self._loaders[0]))
         self._fetches = [0] * len(self._loaders)
+        self.together = Together(Clock(), self._samples.count)
         self._compiled = Unseen(self._found[0].pipeline)
         self._running: list[object] = [None] * len(self._loaders)
         self._ended: StepTotals | None = None
@@ -113,6 +115,7 @@ class Fit(TunedFit):
     def fetch_begin(self, place: int) -> None:
         """The loop asks for a batch: of the first loader, so its last step is over."""
         try:
+            self._tell_together()
             if place == 0:
                 self._step_over()
             if self._cuda is not None:
@@ -131,6 +134,7 @@ class Fit(TunedFit):
             delivered: False where the fetch raised.
         """
         try:
+            self._tell_together()
             self._timer.fetch_end(delivered, is_step=place == 0)
             if self._cuda is not None:
                 self._cuda.fetch_end()
@@ -140,6 +144,8 @@ class Fit(TunedFit):
                 self._unseen += self._batch_samples
                 if self._fetches[0] == MEET_CUDA_AT:
                     self._cuda = cuda_wait()
+            if delivered and self._cuda is None and len(self._fetches) == 1 and self._fetches[0] >= MEET_CUDA_AT:
+                self.together.until_s = self._next_look_s
         except Exception as error:
             self.give_up("the moment after a fetch", error)
 
@@ -148,7 +154,7 @@ class Fit(TunedFit):
         if place == 0 and not self.is_closed:
             self._take_note()
             with self.guarded("a call of a compiled function"):
-                self._timer.compiled(0, 0.0)
+                self._timer.count(0, 0.0)
                 self._step_over()
 
     def epoch_end(self, place: int, token: object, is_dropped: bool = False) -> None:
@@ -244,6 +250,7 @@ class Fit(TunedFit):
     def _epoch_begin(self) -> None:
         with self.guarded("the start of an epoch"):
             self._ended = None
+            self._tell_together()
             self._timer.left()  # the epoch before, if its iterator is still held
             self._timer.epoch_begin()
             self._thread = threading.get_ident()
@@ -260,9 +267,16 @@ class Fit(TunedFit):
         if is_late and self.tuner is not None and self.frozen is None and self.is_look_due():
             self._look()
 
+    def _tell_together(self) -> None:
+        """Count the fetches since the last one that was told by itself."""
+        batches, samples = self.together.tell(self._timer)
+        self._fetches[0] += batches
+        self._unseen += samples
+
     def _take_note(self) -> None:
-        """Count what compiled functions took of the first loader: Python has not seen these fetches."""
+        """Count what was fetched and not told by itself, by compiled functions too: Python did not see them."""
         with self.guarded("the count of batches"):
+            self._tell_together()
             self._unseen += self._compiled.tell(self._timer, self._fetches[0])
             self._batch_samples = self._batch_samples or self._compiled.batch_samples
 

@@ -74,7 +74,7 @@ def batch_size_of(loader: Any) -> int | None:
 def _inside(wrapper: Any) -> Any:
     if "torch.utils.data" in sys.modules:
         with suppress(Exception):  # of a torch that is not known, `find` says so
-            from intune_callbacks.pipelines.torch_reach import unwrapped
+            from intune_callbacks.pipelines.torch.reach import unwrapped
 
             return unwrapped(wrapper)
     return wrapper

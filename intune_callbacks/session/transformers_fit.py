@@ -7,7 +7,7 @@ from typing import Any
 
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found
-from intune_callbacks.pipelines.torch_reach import unwrapped
+from intune_callbacks.pipelines.torch.reach import unwrapped
 from intune_callbacks.session import loop_fit
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.loaders import look_for

@@ -17,7 +17,7 @@ from intune_callbacks.record.files import write_whole
 from intune_callbacks.record.history import Decision
 from intune_callbacks.record.report import Report, Side
 from intune_callbacks.session.fingerprint import differences, fingerprint
-from intune_callbacks.tuner import Tuner
+from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation
 
 __all__ = ["WarmStart", "parse_found", "write_found"]

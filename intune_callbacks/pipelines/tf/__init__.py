@@ -1,0 +1,1 @@
+"""The adapter of tf.data: its graph taken apart, and put together again with operations of our own."""

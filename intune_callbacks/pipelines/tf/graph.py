@@ -1,0 +1,281 @@
+"""A tf.data pipeline as a graph: what its nodes are, what the user calls them, and a dataset from the edited graph.
+
+The graph is TensorFlow's own serialisation of the dataset. Two things in it are copies that must not be: variables and
+tables (a copy would not see what the training assigns to them) and large tensors. What a function captured is therefore
+put back as the very tensors it captured; seeds and caches are found again by name and so go on being shared.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.ops import options as options_lib
+from tensorflow.python.framework import op_def_registry, ops
+
+from intune_callbacks.pipelines.tf.node import attr, functions_of, readers_of, source_of, spans_of
+from intune_callbacks.pipelines.tf.objects import held_bytes, held_rows, made, why_not, wrappers
+
+__all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph"]
+
+LARGEST_COPY_BYTES = 16 * 2**20
+"""Tensors inside the dataset are copied into its graph several times before the first step: 24 MB took .5 s, 256 19."""
+MOST_ROWS = 8000
+"""Ragged rows, which are written down one by one: 25 000 took 3.9 s beside load. A choice: a third of that."""
+ELSEWHERE = "read them from files, or from a generator, to make its stages live"
+INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+DATASET_OP = re.compile(r"Dataset(V\d+)?$")
+# These hold state of their own, or hand it to functions: two of them in parallel could change the result.
+RANDOM_DATASETS = ("RandomDataset", "ShuffleDataset", "ShuffleAndRepeatDataset", "SamplingDataset", "GeneratorDataset")
+HARMLESS = {"Assert", "PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile"}
+# Nodes by which TensorFlow writes down a resource of the user: to run them would make a second one.
+COPIES = re.compile(r"VarHandle|Variable|Table|Resource|Mutex|Queue|Stack|Barrier|Lookup")
+
+
+class CannotRewrite(Exception):
+    """The dataset cannot be taken apart and put together again; the message is one sentence for the user."""
+
+
+class DatasetGraph:
+    """The graph of one dataset, to look at and to edit.
+
+    Args:
+        dataset: any eager `tf.data.Dataset`; it is not changed, and has to live as long as what is built here, for it
+            owns the seeds, the caches and the Python functions.
+
+    Raises:
+        CannotRewrite: TensorFlow cannot write the dataset down, or it would have to be copied.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        if why := why_not(dataset):
+            raise CannotRewrite(why)
+        _check_size(held_bytes(dataset))
+        if (rows := held_rows(dataset)) > MOST_ROWS:
+            raise CannotRewrite(f"{rows} ragged rows are part of the dataset (from_tensor_slices); {ELSEWHERE}")
+        try:
+            text = dataset._as_serialized_graph(external_state_policy=options_lib.ExternalStatePolicy.IGNORE).numpy()
+        except (tf.errors.OpError, ValueError) as error:
+            raise CannotRewrite(f"TensorFlow cannot write this dataset down: {str(error).splitlines()[0]}") from error
+        _check_size(len(text))  # datasets inside of functions say nothing of their size before
+        self.dataset = dataset
+        self.graph = tf.compat.v1.GraphDef.FromString(text)
+        self.output = self._take_output()
+        self._wrappers = {wrapper.function.name: wrapper for wrapper in wrappers(dataset)}
+        self._functions = {f.signature.name: f for f in self.graph.library.function}
+        self._by_name = {node.name: node for node in self.graph.node}
+        self._readers = readers_of(self.graph.node)
+        self._captures: dict[str, Any] = {}
+        for node in list(self.graph.node):
+            self._share_captures(node)
+
+    def nodes(self) -> Iterator[Any]:
+        """Yield the dataset nodes, sources before their consumers."""
+        return (node for node in list(self.graph.node) if DATASET_OP.search(node.op))
+
+    def node(self, name: str) -> Any:
+        """Return the node of this name."""
+        return self._by_name[name]
+
+    def consumers(self, name: str) -> list[Any]:
+        """Return the nodes that read from the node of this name."""
+        return list(self._readers.get(name, ()))
+
+    def position(self, node: Any, argument: str) -> int:
+        """Return at which place among its inputs a node reads an argument."""
+        return spans_of(node)[argument].start
+
+    def number(self, node: Any, argument: str) -> int | None:
+        """Return the constant a node gets for one of its arguments; None when it is not a constant number."""
+        spans = spans_of(node)
+        if argument not in spans:
+            return None
+        source = self._by_name.get(source_of(node.input[spans[argument].start]))
+        if source is None or source.op != "Const":
+            return None
+        value = tf.make_ndarray(source.attr["value"].tensor)
+        return int(value) if value.shape == () and value.dtype.kind in "iub" else None
+
+    def shape_of(self, text: str) -> tuple[int, ...] | None:
+        """Return the shape of a constant that is an input of a node; None when it is none."""
+        source = self._by_name.get(source_of(text))
+        if source is None or source.op != "Const":
+            return None
+        return tuple(side.size for side in source.attr["value"].tensor.tensor_shape.dim)
+
+    def set_number(self, node: Any, argument: str, value: int) -> None:
+        """Give a node another constant for one of its arguments."""
+        at = self.position(node, argument)
+        old = self._by_name[source_of(node.input[at])]
+        node.input[at] = self.constant(value, tf.as_dtype(old.attr["dtype"].type))
+
+    def constant(self, value: int, dtype: Any = tf.int64) -> str:
+        """Add a constant; return its name."""
+        node = self.add("Const", [])
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.array(value, dtype.as_numpy_dtype)))
+        return str(node.name)
+
+    def add(self, op: str, inputs: list[str]) -> Any:
+        """Add a node without attributes; return it."""
+        node = self.graph.node.add(name=f"Intune{op.removeprefix('Intune')}/_{len(self.graph.node)}", op=op)
+        node.input.extend(inputs)
+        self._by_name[node.name] = node
+        return node
+
+    def insert_after(self, name: str, op: str, types: Any = None, shapes: Any = None) -> Any:
+        """Put a new one-input dataset node between a node and all that read from it; return it.
+
+        Args:
+            types, shapes: `AttrValue`s of its elements; by default those of the node before.
+        """
+        before = self._by_name[name]
+        readers = self._readers.pop(name, [])
+        node = self.add(op, [name])
+        self._readers |= {name: [node], node.name: readers}
+        # Datasets made of tensors have another name for the same attribute.
+        given = "output_types" if "output_types" in before.attr else "Toutput_types"
+        node.attr["output_types"].CopyFrom(types or attr(before, given))
+        node.attr["output_shapes"].CopyFrom(shapes or attr(before, "output_shapes"))
+        for reader in readers:
+            for at, text in enumerate(reader.input):
+                if source_of(text) == name:
+                    reader.input[at] = node.name
+        if self.output == name:
+            self.output = node.name
+        return node
+
+    def function_name(self, node: Any, otherwise: str) -> str:
+        """Return what the user calls a node's function; `otherwise` for lambdas and TensorFlow's own functions."""
+        fn = self._function(node)
+        if fn is None or self.is_internal(node):
+            return otherwise
+        name = getattr(fn, "__name__", None) or type(fn).__name__
+        return otherwise if name == "<lambda>" else str(name)
+
+    def is_internal(self, node: Any) -> bool:
+        """Return whether a node's functions are tf.data's own."""
+        fns = [wrapper._func for name in functions_of(node) if (wrapper := self._wrapper(name)) is not None]
+        return bool(fns) and all(str(getattr(fn, "__module__", "")).startswith("tensorflow.python.data") for fn in fns)
+
+    def library(self, node: Any) -> str:
+        """Return the module of a node's function if it is an installed package's; empty for the user's own code."""
+        if "_DataServiceDataset_" in attr(node, "f").func.name:  # unpacks what a worker of the service has sent
+            return "tf.data.experimental.service"
+        name = str(getattr(self._function(node), "__module__", ""))
+        path = getattr(sys.modules.get(name), "__file__", None) or ""
+        return name if path.startswith(INSTALLED) else ""
+
+    def _function(self, node: Any) -> Any:
+        wrapper = self._wrapper(attr(node, "f").func.name)
+        fn = None if wrapper is None else wrapper._func
+        while isinstance(fn, functools.partial):
+            fn = fn.func
+        return fn
+
+    def _wrapper(self, name: str) -> Any:
+        return self._wrappers.get(name.encode()) or self._wrappers.get(name)
+
+    def is_stateful(self, node: Any) -> bool:
+        """Return whether the order, or the number, of calls of a node's function could be seen in its results."""
+        return any(self._stateful(name, set()) for name in functions_of(node))
+
+    def inner_ops(self, node: Any) -> set[str]:
+        """Return the names of all dataset ops inside a node's functions."""
+        found: set[str] = set()
+        todo = functions_of(node)
+        seen: set[str] = set()
+        while todo:
+            name = todo.pop()
+            if name in seen or name not in self._functions:
+                continue
+            seen.add(name)
+            for inner in self._functions[name].node_def:
+                if DATASET_OP.search(inner.op):
+                    found.add(inner.op)
+                todo += functions_of(inner)
+        return found
+
+    def maker(self) -> Any:
+        """Return the function that makes the variant tensor of the graph's dataset; the user's does not live by it."""
+        graph, captures, output = self.graph, self._captures, f"{self.output}:0"
+
+        def make() -> Any:
+            scope = ops.get_default_graph()
+            known = {f"{name}:0": scope.capture(tensor) for name, tensor in captures.items()}
+            return tf.graph_util.import_graph_def(graph, known, return_elements=[output])[0]
+
+        return tf.compat.v1.wrap_function(make, [])
+
+    def build(self) -> Any:
+        """Return a dataset made from the graph as it is now."""
+        return made(self.maker(), self.dataset)
+
+    def _take_output(self) -> str:
+        nodes = self.graph.node
+        at = next(i for i, node in enumerate(nodes) if node.op == "_Retval")
+        output = source_of(nodes[at].input[0])
+        del nodes[at]
+        return output
+
+    def _share_captures(self, node: Any) -> None:
+        for name, span in spans_of(node).items():
+            if not name.endswith(("arguments", "_args")) or not len(span):
+                continue
+            wanted = name.removesuffix("_other_arguments").removesuffix("_other_args")
+            alone = functions_of(node) if len(functions_of(node)) == 1 else [""]
+            wrapper = self._wrapper(attr(node, wanted).func.name or alone[0])
+            captured = wrapper.function.captured_inputs if wrapper is not None else ()
+            if len(captured) == len(span):
+                for at, tensor in zip(span, captured, strict=True):
+                    node.input[at] = self._capture(tensor)
+            elif any(COPIES.search(op) for at in span for op in self._ops_above(node.input[at])):
+                raise CannotRewrite(f"{node.op} reads a variable or table in a function InTune cannot look into")
+
+    def _capture(self, tensor: Any) -> str:
+        for name, known in self._captures.items():
+            if known is tensor:
+                return name
+        node = self.add("Placeholder", [])
+        node.attr["dtype"].type = tensor.dtype.as_datatype_enum
+        self._captures[node.name] = tensor
+        return str(node.name)
+
+    def _ops_above(self, text: str) -> Iterator[str]:
+        node = self._by_name[source_of(text)]
+        yield node.op
+        for source in node.input:
+            yield from self._ops_above(source)
+
+    def _stateful(self, name: str, seen: set[str]) -> bool:
+        if name in seen:
+            return False
+        seen.add(name)
+        if name not in self._functions:
+            return True
+        for node in self._functions[name].node_def:
+            definition = op_def_registry.get(node.op)
+            if definition is None and node.op not in self._functions:
+                return True
+            dataset = DATASET_OP.search(node.op) is not None
+            if node.op.startswith(RANDOM_DATASETS):
+                return True
+            if definition is not None and definition.is_stateful and not dataset and node.op not in HARMLESS:
+                return True
+            called = [node.op] if definition is None else []
+            if any(self._stateful(text, seen) for text in [*functions_of(node), *called]):
+                return True
+        return False
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > LARGEST_COPY_BYTES:
+        raise CannotRewrite(
+            f"{size_bytes / 1e6:.3g} MB of tensors are part of the dataset (from_tensor_slices); {ELSEWHERE}"
+        )

@@ -1,0 +1,99 @@
+"""One stage of a tf.data graph: what it is, where its number stands, and how the user writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from intune_callbacks.pipelines.tf.graph import DatasetGraph
+
+__all__ = ["KNOBS", "GraphStage", "Kind", "buffered_each", "capacity_of", "live_numbers"]
+
+Kind = Literal["map", "interleave", "batch", "prefetch"]
+KNOBS: dict[str, tuple[Kind, str]] = {
+    "ParallelMapDataset": ("map", "num_parallel_calls"),
+    "ParallelMapDatasetV2": ("map", "num_parallel_calls"),
+    "MapAndBatchDataset": ("map", "num_parallel_calls"),
+    "ParallelInterleaveDatasetV2": ("interleave", "num_parallel_calls"),
+    "ParallelInterleaveDatasetV3": ("interleave", "num_parallel_calls"),
+    "ParallelInterleaveDatasetV4": ("interleave", "num_parallel_calls"),
+    "ParallelBatchDataset": ("batch", "num_parallel_calls"),
+    "PrefetchDataset": ("prefetch", "buffer_size"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStage:
+    """One stage with a number that tf.data reads again while it runs.
+
+    Args:
+        name: the user's function, or what the stage does; unique in the pipeline.
+        kind: what it does.
+        node: the graph node that does it.
+        value: its parallelism or buffer size in the graph as it is now, -1 for AUTOTUNE.
+        high: the largest value it takes, None for any, -1 where tf.data chooses.
+        capacity: results it can hold back, None when that is its parallelism or buffer size.
+        workers: what can compute at once to begin with; 0 for a prefetch.
+        automatic: the user left the number to AUTOTUNE.
+        unbounded: the user asked for threads of its own, as many as there are calls.
+        each: elements an interleave keeps of each of its datasets.
+        fused: tf.data makes one stage of this map and the batch behind it, whose only number is its workers.
+        library: the installed package's module whose code made it; empty where the user's did.
+    """
+
+    name: str
+    kind: Kind
+    node: str
+    value: int
+    high: int | None = None
+    capacity: int | None = None
+    workers: int = 0
+    automatic: bool = False
+    unbounded: bool = False
+    each: int = 0
+    fused: bool = False
+    library: str = ""
+
+    def knob(self, threads: int = 0) -> str:
+        """Return how the user writes the number, or where it is out of reach; see `intune_callbacks.Stage`.
+
+        Args:
+            threads: of TensorFlow, that the stage computes on with so many workers at most; 0 for any.
+        """
+        if self.library:
+            return f"# inside {self.library}"
+        what = "..." if self.kind == "batch" else self.name.split("#")[0]
+        code = ".prefetch({})" if self.kind == "prefetch" else f".{self.kind}({what}, num_parallel_calls={{}})"
+        remarks = ["was tf.data.AUTOTUNE"] if self.automatic else []
+        if self.kind == "map" and 0 < threads < self.value and not self.unbounded:
+            remarks.append(f"was {self.value} on {threads} threads: options.threading.private_threadpool_size too")
+        return f"{code}  # {'; '.join(remarks)}" if remarks else code
+
+
+def buffered_each(graph: DatasetGraph, node: Any) -> int:
+    """Return how many elements an interleave keeps of each of its datasets; what the kernel makes of AUTOTUNE."""
+    each = graph.number(node, "buffer_output_elements") or -1
+    return each if each > 0 else 2 * (graph.number(node, "block_length") or 1) + 1
+
+
+def capacity_of(graph: DatasetGraph, node: Any, cycle_length: int | None) -> int | None:
+    """Return how many elements an interleave keeps in all, None for what is none."""
+    if cycle_length is None or cycle_length < 1:
+        return None
+    ahead = graph.number(node, "prefetch_input_elements")
+    # What the kernel makes of AUTOTUNE.
+    ahead = ahead if ahead is not None and ahead >= 0 else 2 * cycle_length
+    return (cycle_length + ahead) * buffered_each(graph, node)
+
+
+def live_numbers(stages: Sequence[GraphStage]) -> str:
+    """Return in words which numbers of the stages are live."""
+    named = {kind: [s.name for s in stages if s.kind == kind] for kind in ("map", "batch", "interleave")}
+    both = [*named["map"], *named["batch"]]
+    parts = [f"workers and window of {', '.join(both)}"] if both else []
+    parts += [f"workers of {', '.join(named['interleave'])}"] if named["interleave"] else []
+    parts += ["the prefetch depth"] if any(s.kind == "prefetch" for s in stages) else []
+    if not parts:
+        return "no stage has a number to change"
+    return f"{' and '.join(parts)} {'is' if parts == ['the prefetch depth'] else 'are'} live"

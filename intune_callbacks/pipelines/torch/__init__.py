@@ -1,0 +1,1 @@
+"""Adapters of torch's DataLoader, map-style and iterable-style, and of torchdata.nodes."""

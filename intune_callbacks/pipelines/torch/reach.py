@@ -1,0 +1,203 @@
+"""Where the batches of a DataLoader come from: the one inside a wrapper, its next iterators, one that runs already."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from torch.utils.data import DataLoader, dataloader
+
+__all__ = [
+    "Seam",
+    "attributes",
+    "dataset_of",
+    "has_own_iterator",
+    "hidden_in",
+    "is_loader",
+    "is_of",
+    "keeps_states",
+    "unwrapped",
+]
+
+WRAPPED, DEEPEST, LONGEST, MOST = 4, 8, 256, 4096
+"""How many loaders are inside each other; how deep, in how long containers and among how many objects one looks."""
+
+_MISSING = object()
+OURS = __name__.partition(".")[0]
+"""What `live` returned tunes its DataLoader itself."""
+# Without it there is no iterator to be found: `private.py` says so.
+_STOCK: Any = getattr(dataloader, "_BaseDataLoaderIter", ())
+
+
+def is_loader(value: object) -> bool:
+    """Return whether this is a DataLoader, whatever it says of itself, and not only a shell that was never set up."""
+    return issubclass(type(value), DataLoader) and "_iterator" in vars(value)
+
+
+def unwrapped(loader: Any) -> Any:
+    """Return the DataLoader that makes the batches of a wrapper: Accelerate's, Fabric's, timm's loaders, a WebLoader.
+
+    Args:
+        loader: any object; it is returned itself where no DataLoader is in one of the known places, nor a single one
+            among its attributes.
+    """
+    found = loader
+    for _ in range(WRAPPED):
+        if is_loader(found):
+            return found
+        pipeline = _held(found, "pipeline")
+        found = pipeline[0] if type(pipeline) is list and pipeline else _inside(found)
+    return loader
+
+
+def _inside(wrapper: Any) -> Any:
+    base, held = _held(wrapper, "base_dataloader"), _held(wrapper, "__dict__")
+    if base is not None or type(held) is not dict or type(wrapper).__module__.partition(".")[0] == OURS:
+        return base
+    loaders = {id(part): part for part in held.values() if is_loader(part)}
+    return next(iter(loaders.values())) if len(loaders) == 1 else None
+
+
+def _held(value: Any, name: str) -> Any:
+    """Return an attribute, past a `__getattr__`, which may answer to every name."""
+    try:
+        return object.__getattribute__(value, name)
+    except Exception:
+        return None
+
+
+class Seam:
+    """The one place where a loader makes its iterators, whoever asks for one: stands there for its `_get_iterator`.
+
+    Args:
+        make: a method, called instead; None for the loader's own way.
+    """
+
+    def __init__(self, loader: DataLoader[Any], make: Callable[[], Any] | None) -> None:
+        # Weak, both: in a cycle a kept iterator would be finalised at some collection, perhaps in a forked child.
+        self._held: Callable[[], Any] = weakref.ref(loader)
+        self._made_by: Callable[[], Any] = (lambda: None) if make is None else weakref.WeakMethod(make)
+        self._before: Any = _MISSING
+        self._is_open = False
+
+    def __call__(self) -> Any:
+        make = self._made_by()
+        return self.stock() if make is None else make()
+
+    def __reduce__(self) -> Any:
+        # A loader that was copied, be it into another process, is nobody's: it makes its iterators itself.
+        return (Seam, (self._held(), None)) if self._before is _MISSING else (_itself, (self._before,))
+
+    def open(self) -> None:
+        """Have `make` called from now on; a seam that an earlier fit has left there is closed."""
+        loader = self._held()
+        if self._is_open or loader is None:
+            return
+        if type(vars(loader).get("_get_iterator")) is Seam:
+            loader._get_iterator.close()
+        self._before = vars(loader).get("_get_iterator", _MISSING)
+        # Not by an assignment: while Lightning asks for its loaders it notes those, and makes them again at the copy
+        # with a DistributedSampler, which would then deliver what this loader does.
+        vars(loader)["_get_iterator"] = self
+        self._is_open = True
+
+    def close(self) -> None:
+        """Give back what was there: nothing, or an attribute of the user's."""
+        loader = self._held()
+        if loader is not None and vars(loader).get("_get_iterator") is self:
+            vars(loader).pop("_get_iterator")
+            if self._before is not _MISSING:
+                vars(loader)["_get_iterator"] = self._before
+        self._is_open = False
+
+    def stock(self) -> Any:
+        """Return what the loader itself makes."""
+        loader: Any = self._held()
+        return type(loader)._get_iterator(loader) if self._before is _MISSING else self._before()
+
+
+def _itself(given: Any) -> Any:
+    return given
+
+
+def dataset_of(loader: DataLoader[Any]) -> Any:
+    """Return the dataset that a loader was made with: what it answers when it is asked may be another one (RecBole)."""
+    try:
+        return vars(loader)["dataset"]
+    except KeyError:  # a property, which may be code of the user's
+        return loader.dataset
+
+
+def has_own_iterator(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader makes its iterators in a way of its own."""
+    own = vars(loader).get("_get_iterator")
+    return type(loader)._get_iterator is not DataLoader._get_iterator or not (own is None or type(own) is Seam)
+
+
+def keeps_states(loader: DataLoader[Any]) -> bool:
+    """Return whether its iterators keep a state per worker, as those of StatefulDataLoader do."""
+    return has_own_iterator(loader) and hasattr(type(loader), "state_dict")
+
+
+def attributes(loader: DataLoader[Any]) -> list[tuple[str, Any]]:
+    """Return names and values of what a loader holds, also where its class has slots."""
+    slots = [name for kind in type(loader).__mro__ for name in kind.__dict__.get("__slots__", ())]
+    held = [(name, _held(loader, name)) for name in slots if name not in ("__dict__", "__weakref__")]
+    return [*vars(loader).items(), *((name, value) for name, value in held if value is not None)]
+
+
+def is_of(loader: DataLoader[Any], iterator: object) -> bool:
+    """Return whether this is an iterator of torch's that draws from the dataset and the sampler of `loader`."""
+    return (
+        issubclass(type(iterator), _STOCK)
+        and getattr(iterator, "_dataset", None) is dataset_of(loader)
+        and getattr(iterator, "_index_sampler", None) is loader._index_sampler
+    )
+
+
+def hidden_in(iterator: Any, loader: DataLoader[Any], wanted: Callable[[object], bool]) -> Any:
+    """Return the running iterator behind what a trainer holds, or None.
+
+    It is looked for in the frames of generators, in what other iterators hold, and in the attributes of the loader.
+
+    Args:
+        iterator: what the trainer asks for batches.
+        loader: whose iterator is meant.
+        wanted: whether an object is one of those meant.
+    """
+    seen: set[int] = set()
+    for start in (iterator, loader):
+        level = [start]
+        for _ in range(DEEPEST):
+            for value in level:
+                if wanted(value):
+                    return value
+            level = [part for value in level for part in _parts(value, loader) if _is_new(part, seen)]
+            if not level or len(seen) > MOST:
+                break
+    return None
+
+
+def _is_new(value: object, seen: set[int]) -> bool:
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    return True
+
+
+def _parts(value: object, loader: DataLoader[Any]) -> Iterator[object]:
+    """Yield what an iterator, a small container in one, or the loader holds; the rest leads to other people's."""
+    kind = type(value)
+    if kind in (dict, list, tuple):
+        # The globals of a module are no part of an iterator that was made there.
+        holds = len(value) <= LONGEST and not (kind is dict and "__builtins__" in value)  # type: ignore[arg-type, operator]
+    else:
+        holds = value is loader or kind is FrameType or hasattr(kind, "__next__")
+    if holds and not issubclass(kind, _STOCK):
+        for part in gc.get_referents(value):
+            # A frame also refers to the names around it, and to who called it.
+            if kind is not FrameType or type(part) not in (dict, FrameType):
+                yield part

@@ -1,0 +1,155 @@
+"""Samplers whose next index depends on the training: they are read no further ahead than a stock loader reads."""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from intune_callbacks.pipelines.given import plain_values
+from intune_callbacks.pipelines.torch.reach import dataset_of
+
+__all__ = ["SamplerWatch"]
+
+SETTLED = frozenset({"torch", "torchdata", "lightning", "lightning_fabric", "pytorch_lightning", "accelerate"})
+"""Packages whose samplers settle an epoch at its start, if those in them do."""
+ENOUGH = 8
+"""Pulls that are looked at before a sampler is read further ahead. A choice: fewer than the batches of a warm-up."""
+SHARE = 0.01
+"""Of the time, most that later looks take: a curriculum may begin at any step. A choice."""
+
+DRAWS = "draws from the global random state, as the training may"
+CHANGED = "gives what the training lets it: its values changed between two batches"
+
+
+class SamplerWatch:
+    """Looks at a loader's sampler around the pulls that follow on those before the first batch.
+
+    Each index of a sampler may depend on when it is asked for: it draws from a global random state at each, or asks
+    what the training has left in it (losses, priorities, a queue). Those of torch's own are not looked at.
+
+    Args:
+        loader: the user's.
+        ahead: indices that a stock iterator pulls before its first batch.
+        found: a method, called once, when it is known that the sampler depends on the training.
+        is_endless: it begins anew by itself, and draws then.
+
+    Attributes:
+        why: what the sampler does, empty while nothing was seen.
+        is_off: nothing is looked at any more.
+    """
+
+    def __init__(self, loader: DataLoader[Any], ahead: int, found: Callable[[], None], is_endless: bool) -> None:
+        self._sampler: Any = loader._index_sampler
+        # Weak: in a cycle a kept iterator would be finalised at some collection, when its queues may be gone.
+        self._ahead, self._found = max(1, ahead), weakref.WeakMethod(found)
+        # What a sampler reads in the dataset is looked at elsewhere.
+        self._but = (dataset_of(loader),)
+        given = (loader.generator, *(getattr(part, "generator", None) for part in _nest(self._sampler)))
+        self._generators = [one for one in given if isinstance(one, torch.Generator)]
+        self._is_settled = is_endless or all(map(_is_settled, _nest(self._sampler)))
+        self._looks, self._due_s = 0, 0.0
+        self.why, self.is_off = "", False
+
+    @property
+    def is_held(self) -> bool:
+        """True while it is to be read no further ahead than in stock: it depends on the training, or that is open."""
+        return not self._is_settled and (bool(self.why) or self._looks < ENOUGH)
+
+    @property
+    def name(self) -> str:
+        """The sampler's class, that of the one inside where the outer one only makes batches."""
+        return next(type(part).__name__ for part in (*_nest(self._sampler), self._sampler) if not _is_settled(part))
+
+    def around(self, pulls: Iterator[Any], done: int = 0) -> Iterator[Any]:
+        """Return an iterator of the sampler that is looked at.
+
+        Args:
+            pulls: the iterator.
+            done: indices that were pulled from it.
+        """
+        return pulls if self._is_settled or type(pulls) is Pulls else Pulls(pulls, self, done)
+
+    def pull(self, pulls: Iterator[Any], done: int, left: Any) -> tuple[Any, Any]:
+        """Return the next index, and what the sampler held behind it where that is to be compared.
+
+        Args:
+            pulls: the iterator.
+            done: indices that were pulled from it.
+            left: what the sampler held behind the one before, None where nobody looked.
+        """
+        begin_s = time.perf_counter()
+        is_due = self._looks < ENOUGH or begin_s >= self._due_s
+        if done < self._ahead or self.why or self.is_off or not (is_due or left is not None):
+            return next(pulls), None
+        if left is not None and left != self._values():
+            self._depends(CHANGED)
+        before = _states()
+        spent_s = time.perf_counter() - begin_s
+        item = next(pulls)
+        begin_s = time.perf_counter()
+        if before != _states():
+            self._depends(DRAWS)
+        left = self._values() if is_due else None
+        self._looks += 1
+        if is_due:
+            end_s = time.perf_counter()
+            self._due_s = end_s + 2.0 * (spent_s + end_s - begin_s) / SHARE  # the pull after it is looked at, too
+        return item, left
+
+    def _values(self) -> Any:
+        return plain_values(self._sampler, self._but), [one.get_state().numpy().tobytes() for one in self._generators]
+
+    def _depends(self, why: str) -> None:
+        if not self.why:
+            self.why = why
+            found = self._found()
+            if found is not None:
+                found()
+
+
+class Pulls:
+    """An iterator of a sampler, looked at; the arguments are those of `SamplerWatch.around`."""
+
+    def __init__(self, pulls: Iterator[Any], watch: SamplerWatch, done: int) -> None:
+        self._pulls, self._watch, self._done = pulls, watch, done
+        self._left: Any = None
+
+    def __iter__(self) -> Pulls:
+        return self
+
+    def __next__(self) -> Any:
+        left, self._left = self._left, None
+        item, self._left = self._watch.pull(self._pulls, self._done, left)
+        self._done += 1
+        return item
+
+
+def _nest(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler and those inside it."""
+    yield sampler
+    for name, part in getattr(sampler, "__dict__", {}).items():
+        if "sampler" in name and part is not sampler:
+            yield from _nest(part)
+
+
+def _is_settled(sampler: Any) -> bool:
+    """Return whether what a sampler gives in an epoch is known at its start, as far as it depends on none inside it."""
+    if type(sampler) in (list, tuple, range):
+        return True
+    held = getattr(sampler, "__dict__", {})
+    draws_on = held.get("replacement") and held.get("generator") is not None  # as it goes, from what is the user's
+    return not draws_on and type(sampler).__module__.partition(".")[0] in SETTLED
+
+
+def _states() -> Any:
+    numpy = np.random.get_state(legacy=False)
+    held = {**numpy, **numpy["state"], "state": None}  # the state of a bit generator is a dict of numbers and arrays
+    of_numpy = [value.tobytes() if isinstance(value, np.ndarray) else value for value in held.values()]
+    return random.getstate(), of_numpy, torch.default_generator.get_state().numpy().tobytes()

@@ -1,0 +1,1 @@
+"""Processes and threads that do items in parallel and hand them out in order, resizable while they run."""

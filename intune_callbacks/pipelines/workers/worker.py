@@ -1,0 +1,75 @@
+"""One worker process as the training process sees it: its pipe, and how long it takes until it can compute."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from intune_callbacks.pipelines.workers.payload import Payload
+from intune_callbacks.pipelines.workers.wire import Wire
+
+__all__ = ["READY_S", "Child", "Told"]
+
+# How often whoever waits for a process to begin looks whether it is still wanted: a choice. A look costs microseconds,
+# and nobody notices a worker that leaves so much later.
+READY_S = 0.05
+# A process that has ended shows at its pipe within half a second (`wire.POLL_MS`).
+GREETED_S = 2.0
+
+
+class Told:
+    """What the first process returned at its begin; all of them are told before they compute."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.is_known = threading.Event()
+
+
+class Child:
+    """One started process and this side's end of its pipe.
+
+    Args:
+        payload: what it waits for; None where it has inherited all it needs.
+        told: shared by all children of a pool.
+        is_first: what it returns is what the others are told.
+
+    Attributes:
+        usable: False once the pipe is not to be read any more.
+        ready: set when the process can be given its first item, or never will be.
+        failed: why it never will be.
+    """
+
+    def __init__(self, process: Any, wire: Wire, payload: Payload | None, told: Told, is_first: bool) -> None:
+        self.process, self.wire, self.usable = process, wire, True
+        self.ready = threading.Event()
+        self.failed: BaseException | None = None
+        self.lacks_payload = payload is not None
+        self._payload, self._told, self._is_first = payload, told, is_first
+        # In a thread of its own: what is sent may be large, and it is read only when the process has imported enough.
+        self._greeter = threading.Thread(target=self._greet, daemon=True, name="intune-start")
+        self._greeter.start()
+
+    def _greet(self) -> None:
+        """Send what the process lacks and wait until it has begun."""
+        told = self._told
+        try:
+            if self._payload is not None:
+                self.wire.receive(self.process.is_alive)
+                self.wire.write(self._payload.message())
+                self._payload, self.lacks_payload = None, False
+            value = self.wire.receive(self.process.is_alive)
+            if self._is_first:
+                told.value = value
+        except BaseException as error:
+            self.failed, self.usable = error, False
+        finally:
+            if self._is_first:
+                told.is_known.set()
+            while not told.is_known.wait(READY_S) and self.usable and self.process.is_alive():
+                pass
+            self.ready.set()
+
+    def has_let_go(self) -> bool:
+        """Wait, at most two seconds, until no thread reads the pipe of this ended process any more."""
+        self._greeter.join(GREETED_S)
+        return not self._greeter.is_alive()
