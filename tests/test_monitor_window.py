@@ -178,6 +178,15 @@ def test_restart_leaves_out_what_came_before() -> None:
     assert seen.rates["read"].items == 10
 
 
+def test_a_run_that_goes_on_behind_its_length_has_an_unknown_one() -> None:
+    window = Window()
+    window.expect(10, 30)
+    seen = observe(window, StepTotals(20, 10, 10, 0, 20), samples=20)
+    assert (seen.epoch_batches, seen.remaining_s) == (10, 10)
+    seen = observe(window, StepTotals(31, 15, 16, 0, 31), samples=31)
+    assert (seen.epoch_batches, seen.remaining_s) == (None, None)
+
+
 def test_totals_that_went_down_were_restarted() -> None:
     window = Window()
     observe(window, StepTotals(100, 10, 90, 0, 100), samples=100, exposed_wait_s=9.0)

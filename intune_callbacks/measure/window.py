@@ -132,6 +132,9 @@ class Window:
         """
         steps, wait_s, model_s, seam_s = _steps_between(self._totals, totals)
         epoch_batches, batches = self._length
+        if batches is not None and totals.steps > batches:
+            # The length was no end: a sampler that goes on for ever may say one (MMEngine's `InfiniteSampler`).
+            epoch_batches = batches = None
         epoch_batches = epoch_batches or totals.epoch_batches or None
         # Each window gets its batches' share of the start of an epoch: else one with a start in it would look slow, and
         # one without too fast.
