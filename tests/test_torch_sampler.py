@@ -206,6 +206,35 @@ def test_each_pass_over_the_rows_draws_from_a_generator_that_the_training_draws_
     assert restless.resizes > 1
 
 
+class Untrue(Quiet):
+    """MMEngine's InfiniteSampler: has a length and no end."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield self.four()
+
+
+@pytest.mark.parametrize("at", [BATCHES - 4, BATCHES + 10])  # all of its length is asked for, and more
+def test_a_length_that_is_no_end_is_none(at: int) -> None:
+    def run(tuned: bool) -> list[Any]:
+        loader, seen = DataLoader(Rows(), batch_sampler=Untrue(), num_workers=2), []
+        pipeline: Any = find(loader).pipeline if tuned else None
+        if tuned:
+            pipeline.prepare()
+        for number, batch in enumerate(loader):
+            seen.append(batch.tolist())
+            if tuned and number == at:
+                pipeline.resize({"load": 3, "load.window": 12})
+            if number == 2 * BATCHES:
+                assert not tuned or pipeline._iterator().engine.workers == 3
+                break
+        if tuned:
+            pipeline.close()
+        return seen
+
+    assert run(True) == run(False)
+
+
 def test_one_that_only_begins_anew_is_read_ahead() -> None:
     # It draws as an epoch begins, which in stock, too, is when the one before is all asked for.
     loader = Lazy(Rows(), batch_sampler=BatchSampler(ByHand(), 4, False), num_workers=2)
