@@ -178,6 +178,24 @@ def test_restart_leaves_out_what_came_before() -> None:
     assert seen.rates["read"].items == 10
 
 
+def test_a_run_that_goes_on_behind_its_length_has_an_unknown_one() -> None:
+    window = Window()
+    window.expect(10, 30)
+    seen = observe(window, StepTotals(20, 10, 10, 0, 20), samples=20)
+    assert (seen.epoch_batches, seen.remaining_s) == (10, 10)
+    seen = observe(window, StepTotals(31, 15, 16, 0, 31), samples=31)
+    assert (seen.epoch_batches, seen.remaining_s) == (None, None)
+
+
+def test_epochs_are_as_short_as_the_loop_makes_them() -> None:
+    window = Window()
+    window.expect(100, 300)
+    first = observe(window, StepTotals(10, 5, 5, 0, 10, epochs=1, epoch_steps=10), samples=10)
+    left = observe(window, StepTotals(40, 20, 20, 0, 40, epochs=4, epoch_batches=12, epoch_steps=4), samples=40)
+    longer = observe(window, StepTotals(60, 30, 30, 0, 60, epochs=4, epoch_batches=12, epoch_steps=24), samples=60)
+    assert [seen.epoch_batches for seen in (first, left, longer)] == [100, 12, 100]
+
+
 def test_totals_that_went_down_were_restarted() -> None:
     window = Window()
     observe(window, StepTotals(100, 10, 90, 0, 100), samples=100, exposed_wait_s=9.0)

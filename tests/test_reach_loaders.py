@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from reach_patterns import EPOCH, PATTERNS, of_class  # noqa: E402
 from reach_runs import EPOCHS, MOMENTS, Training, compared  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
+from intune_callbacks import live  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
 
@@ -230,3 +235,30 @@ def test_one_of_two_loaders_is_let_go(workers: int) -> None:
     assert callback.report["next"].startswith("behind this loader, a Unreachable")
     assert {row["name"] for row in callback.report["stages"]} == {"load", "load.window"}
     assert callback.report["frozen"] is None
+
+
+class TfmdDL:
+    """As fastai's: no DataLoader, but made of its iterators."""
+
+    def __init__(self, workers: int) -> None:
+        self.fake_l = SimpleNamespace(num_workers=workers)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(150):
+            time.sleep(0.01)
+            yield torch.tensor([index])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_of_a_loader_of_fastai_it_says_what_is_the_users_to_set(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastai.data.load", SimpleNamespace(DataLoader=TfmdDL))
+    loader = live(TfmdDL(workers), show_card=False)
+    for _ in loader:
+        time.sleep(0.01)
+    report = loader.close()
+    assert report["frozen"] is None
+    if workers:
+        assert report["next"].startswith("fastai's TfmdDL starts workers of its own")
+    else:
+        (cause,) = [one for one in report["causes"] if one["kind"] == "loader"]
+        assert cause["line"].startswith("num_workers=")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from reach_patterns import Infinite, Lazy  # noqa: E402
 from restless import Restless  # noqa: E402
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler  # noqa: E402
 
@@ -130,15 +131,29 @@ class Quiet(Batches):
         return self.state.sample(range(ROWS), 4)
 
 
+class ByHand(Sampler):
+    """Shuffles by the global state at the start of an epoch."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(ROWS), ROWS))
+
+
 DEPENDING: list[Callable[[], Batches]] = [Drawing, Prioritized, Hard, Fed, Shared]
 
 
 def trained(
-    sampler: Batches, wrap: Callable[[Any], Any] = lambda loader: loader, epochs: int = 2, **options: Any
+    sampler: Batches,
+    wrap: Callable[[Any], Any] = lambda loader: loader,
+    epochs: int = 2,
+    kind: type[DataLoader] = DataLoader,
+    **options: Any,
 ) -> Any:
     np.random.seed(0)
     torch.manual_seed(0)
-    loader = wrap(DataLoader(Rows(), batch_sampler=sampler, num_workers=2, **options))
+    loader = wrap(kind(Rows(), batch_sampler=sampler, num_workers=2, **options))
     seen = []
     for _ in range(epochs):
         for batch in loader:
@@ -169,6 +184,68 @@ def test_its_batches_are_those_of_the_stock_loader(
     assert restless.resizes > 1
     (hint,) = [hint["what"] for hint in report["hints"] if make.__name__ in hint["what"]]
     assert "4 batches are in flight" in hint
+
+
+@pytest.mark.parametrize("make", [Drawing, Prioritized])
+def test_one_inside_a_sampler_that_only_begins_it_anew(make: Callable[[], Batches], restless: type[Restless]) -> None:
+    expected, _ = trained(make(), epochs=3, kind=Infinite)
+    seen, report = trained(make(), lambda loader: live(loader, **EAGER), epochs=3, kind=Infinite)
+    assert seen == expected
+    assert restless.resizes > 1
+    assert any(hint["what"].startswith(make.__name__) for hint in report["hints"])
+
+
+def test_each_pass_over_the_rows_draws_from_a_generator_that_the_training_draws_from(restless: type[Restless]) -> None:
+    def run(wrap: Callable[[Any], Any] = lambda loader: loader) -> list[Any]:
+        given = torch.Generator().manual_seed(5)
+        sampler = RandomSampler(range(ROWS), num_samples=3 * ROWS, generator=given)
+        loader = wrap(DataLoader(Rows(), 4, sampler=sampler, num_workers=2))
+        return [(batch.tolist(), torch.rand(1, generator=given).item()) for batch in loader]
+
+    assert run(lambda loader: live(loader, **EAGER)) == run()
+    assert restless.resizes > 1
+
+
+class Untrue(Quiet):
+    """MMEngine's InfiniteSampler: has a length and no end."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield self.four()
+
+
+@pytest.mark.parametrize("at", [BATCHES - 4, BATCHES + 10])  # all of its length is asked for, and more
+def test_a_length_that_is_no_end_is_none(at: int) -> None:
+    def run(tuned: bool) -> list[Any]:
+        loader, seen = DataLoader(Rows(), batch_sampler=Untrue(), num_workers=2), []
+        pipeline: Any = find(loader).pipeline if tuned else None
+        if tuned:
+            pipeline.prepare()
+        for number, batch in enumerate(loader):
+            seen.append(batch.tolist())
+            if tuned and number == at:
+                pipeline.resize({"load": 3, "load.window": 12})
+            if number == 2 * BATCHES:
+                assert not tuned or pipeline._iterator().engine.workers == 3
+                break
+        if tuned:
+            pipeline.close()
+        return seen
+
+    assert run(True) == run(False)
+
+
+def test_one_that_only_begins_anew_is_read_ahead() -> None:
+    # It draws as an epoch begins, which in stock, too, is when the one before is all asked for.
+    loader = Lazy(Rows(), batch_sampler=BatchSampler(ByHand(), 4, False), num_workers=2)
+    pipeline: Any = find(loader).pipeline
+    pipeline.prepare()
+    for epoch in range(3):
+        for number, _ in enumerate(loader):
+            pipeline.resize({"load": 3, "load.window": 12})
+            assert (epoch, number) < (1, 0) or not pipeline._engines.sampling.is_held
+    assert not pipeline.late_hints
+    pipeline.close()
 
 
 @FEW

@@ -30,6 +30,7 @@ class StepTotals:
         first_batch_s: seconds until the first batch of all; 0.0 while there is none.
         epoch_start_s: seconds the last start of an epoch took; 0.0 in the first one, which also starts the program.
         epoch_batches: batches of the last whole epoch, 0 in the first one.
+        epoch_steps: finished steps of this epoch.
     """
 
     steps: int = 0
@@ -42,6 +43,7 @@ class StepTotals:
     first_batch_s: float = 0.0
     epoch_start_s: float = 0.0
     epoch_batches: int = 0
+    epoch_steps: int = 0
 
 
 class StepTimer:
@@ -172,6 +174,7 @@ class StepTimer:
             first_batch_s=self._first_batch_s,
             epoch_start_s=self._epoch_start_s,
             epoch_batches=self._epoch_batches,
+            epoch_steps=max(self.batches - 1 - self._batches_before, 0),
         )
 
     def _started(self) -> None:

@@ -132,6 +132,12 @@ class Window:
         """
         steps, wait_s, model_s, seam_s = _steps_between(self._totals, totals)
         epoch_batches, batches = self._length
+        if batches is not None and totals.steps > batches:
+            # The length was no end: a sampler that goes on for ever may say one (MMEngine's `InfiniteSampler`).
+            epoch_batches = batches = None
+        if epoch_batches is not None and totals.epoch_steps <= totals.epoch_batches:
+            # Loops that leave their loader early (`islice`, a `break`) do so in each epoch; 0 is no whole one yet.
+            epoch_batches = min(epoch_batches, totals.epoch_batches or epoch_batches)
         epoch_batches = epoch_batches or totals.epoch_batches or None
         # Each window gets its batches' share of the start of an epoch: else one with a start in it would look slow, and
         # one without too fast.

@@ -108,11 +108,25 @@ def find(
             )
     if _is_grain(loader):
         return _grain(loader, clock, max_workers, live)
+    if "fastai.data.load" in sys.modules and _is(loader, "fastai.data.load", "DataLoader"):
+        return _fastai(loader)
     return Found(
         None,
         f"{type(loader).__name__} is not a loader InTune knows; wrap the dataset in torch.utils.data.DataLoader "
         "or build the pipeline from torchdata.nodes or tf.data",
     )
+
+
+def _fastai(loader: Any) -> Found:
+    name, workers = type(loader).__name__, getattr(getattr(loader, "fake_l", None), "num_workers", None)
+    why = (
+        f"fastai's {name} starts workers of its own, whose number stays while it runs; it is yours to set, such as "
+        "dataloaders(num_workers=4), and keeps the order of the batches"
+    )
+    if workers != 0:
+        return Found(None, why)
+    what = f"fastai's {name} is read with num_workers=0: each batch is made while the training waits"
+    return Found(None, why, (Hint(what, f"num_workers={max(1, min(4, cpus_allowed() - 1))}", "loader"),))
 
 
 def _is_grain(value: object) -> bool:

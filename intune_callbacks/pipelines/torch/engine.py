@@ -56,7 +56,7 @@ class Engines:
         self.counters = Counters()
         self.watch = Watch(loader.num_workers, self.window, clock, self.counters)
         self._ahead = (loader.prefetch_factor or 0) * loader.num_workers
-        self.sampling = SamplerWatch(loader, self._ahead, self._depends, self._period() is not None)
+        self.sampling = SamplerWatch(loader, self._ahead, self._depends, self._period())
         self.startup = Startup()
         self.stock_startup = Startup()
         self.delivered = 0

@@ -165,8 +165,9 @@ class LoaderIterator(LikeStock):
         engines, stock = self.engines, self._stock
         sent = self._number - self._begun if stock.sent is None else stock.sent
         length = engines.length()
-        if length is not None and sent >= length:
-            return  # nothing is left that ours could compute; the next epoch begins in it
+        self._is_put_off = sent == length  # nothing is left that ours could compute, unless that length is no end
+        if self._is_put_off:
+            return
         if self._is_held_up():
             return
         self._start(stock.iterator._sampler_iter, self._begun + sent, sent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,22 +38,24 @@ class SamplerWatch:
         loader: the user's.
         ahead: indices that a stock iterator pulls before its first batch.
         found: a method, called once, when it is known that the sampler depends on the training.
-        is_endless: it begins anew by itself, and draws then.
+        period: batches after which it begins anew by itself, and may draw then; None for one that has an end.
 
     Attributes:
         why: what the sampler does, empty while nothing was seen.
         is_off: nothing is looked at any more.
     """
 
-    def __init__(self, loader: DataLoader[Any], ahead: int, found: Callable[[], None], is_endless: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], ahead: int, found: Callable[[], None], period: int | None) -> None:
         self._sampler: Any = loader._index_sampler
         # Weak: in a cycle a kept iterator would be finalised at some collection, when its queues may be gone.
         self._ahead, self._found = max(1, ahead), weakref.WeakMethod(found)
         # What a sampler reads in the dataset is looked at elsewhere.
         self._but = (dataset_of(loader),)
-        given = (loader.generator, *(getattr(part, "generator", None) for part in _nest(self._sampler)))
+        parts = list(_nest(self._sampler))
+        given = (loader.generator, *(getattr(part, "generator", None) for part in parts))
         self._generators = [one for one in given if isinstance(one, torch.Generator)]
-        self._is_settled = is_endless or all(map(_is_settled, _nest(self._sampler)))
+        self._open = [part for part in parts if not (_is_settled(part) or (period and _only_repeats(part)))]
+        self._is_settled, self._period = not self._open, period
         self._looks, self._due_s = 0, 0.0
         self.why, self.is_off = "", False
 
@@ -65,7 +67,7 @@ class SamplerWatch:
     @property
     def name(self) -> str:
         """The sampler's class, that of the one inside where the outer one only makes batches."""
-        return next(type(part).__name__ for part in (*_nest(self._sampler), self._sampler) if not _is_settled(part))
+        return type(self._open[0]).__name__
 
     def around(self, pulls: Iterator[Any], done: int = 0) -> Iterator[Any]:
         """Return an iterator of the sampler that is looked at.
@@ -86,7 +88,8 @@ class SamplerWatch:
         """
         begin_s = time.perf_counter()
         is_due = self._looks < ENOUGH or begin_s >= self._due_s
-        if done < self._ahead or self.why or self.is_off or not (is_due or left is not None):
+        begins_anew = self._period is not None and done % self._period == 0  # nobody pulls there sooner than stock
+        if done < self._ahead or begins_anew or self.why or self.is_off or not (is_due or left is not None):
             return next(pulls), None
         if left is not None and left != self._values():
             self._depends(CHANGED)
@@ -139,13 +142,26 @@ def _nest(sampler: Any) -> Iterator[Any]:
             yield from _nest(part)
 
 
+def _only_repeats(sampler: Any) -> bool:
+    """Return whether a sampler without a length has one inside, as what begins that one anew for ever."""
+    return not hasattr(type(sampler), "__len__") and any(part is not sampler for part in _nest(sampler))
+
+
 def _is_settled(sampler: Any) -> bool:
     """Return whether what a sampler gives in an epoch is known at its start, as far as it depends on none inside it."""
     if type(sampler) in (list, tuple, range):
         return True
     held = getattr(sampler, "__dict__", {})
-    draws_on = held.get("replacement") and held.get("generator") is not None  # as it goes, from what is the user's
+    # As it goes, from what is the user's: with replacement in blocks, without it for each pass over the rows.
+    draws_on = "replacement" in held and held.get("generator") is not None and _has_passes(sampler, held)
     return not draws_on and type(sampler).__module__.partition(".")[0] in SETTLED
+
+
+def _has_passes(sampler: Any, held: Mapping[str, Any]) -> bool:
+    try:
+        return bool(held["replacement"]) or sampler.num_samples > len(held["data_source"])
+    except Exception:  # of a sampler without a source; the length is the user's code
+        return False
 
 
 def _states() -> Any:
