@@ -262,7 +262,7 @@ def _read_alone(before: Places) -> None:
         with suppress(OSError):  # it may not be opened any more
             own = os.open(f"{DESCRIPTORS}/{fd}", fcntl.fcntl(fd, fcntl.F_GETFL))
             try:
-                known = before.get(fd, ())
+                known = before.get(fd, (0, 0, 0))
                 os.lseek(own, known[2] if known[:2] == (device, inode) else offset, os.SEEK_SET)
                 os.dup2(own, fd, inheritable=os.get_inheritable(fd))
             finally:
