@@ -223,3 +223,71 @@ def test_an_item_that_stops_the_iteration_ends_the_epoch_as_in_stock(prefetch: i
                 pipeline.resize({"load": 3, "load.window": 8})
         assert seen == [0, 1, 2]
     pipeline.close()
+
+
+class Days(Dataset[Any]):
+    """As DLRM's memory-mapped Criteo rows: a day is loaded by whoever is asked for its first one."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, i: int) -> Any:
+        if i % 80 == 0:
+            self.day = list(range(i, i + 80))
+        if i == self.bad:
+            raise ValueError(f"row {i} is bad")
+        return torch.tensor(self.day[i % 80])
+
+
+def days(loader: DataLoader[Any], pipeline: Any = None) -> list[Any]:
+    """Two epochs, in which others than the user's numbers are asked for again and again."""
+    seen: list[Any] = []
+    for _ in range(2):
+        batches = iter(loader)
+        for _ in range(41):
+            if pipeline is not None:
+                pipeline.resize({"load": 4, "load.window": 12})
+            try:
+                seen.append(next(batches).tolist())
+            except (ValueError, StopIteration) as error:
+                seen.append(type(error))
+    return seen
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("bad", [-1, 12])
+def test_items_that_depend_on_those_before_them_stay_with_the_users_worker(bad: int, persistent: bool) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 1, "persistent_workers": persistent}
+    expected = days(DataLoader(Days(bad), **options))
+    loader = DataLoader(Days(bad), **options)
+    pipeline: Any = find(loader).pipeline
+    pipeline.prepare()
+    try:
+        assert days(loader, pipeline) == expected
+        assert [(stage.low, stage.current, stage.high) for stage in pipeline.stages()] == [(1, 1, 1), (2, 2, 2)]
+        assert "AttributeError" in pipeline.why_not
+        assert "items of Days seem to depend on those before them" in pipeline.late_hints[0].what
+    finally:
+        pipeline.close()
+
+
+@pytest.mark.parametrize("bad", [4, 8, 12, 16, 20])
+def test_a_bad_row_is_the_users_wherever_ours_begin(bad: int) -> None:
+    class Bad(Squares):
+        def __getitem__(self, i: int) -> Any:
+            if i == bad:
+                raise ValueError(f"row {i} is bad")
+            return super().__getitem__(i)
+
+    expected = days(DataLoader(Bad(160), batch_size=4, num_workers=1))
+    loader = DataLoader(Bad(160), batch_size=4, num_workers=1)
+    pipeline: Any = find(loader).pipeline
+    pipeline.prepare()
+    try:
+        assert days(loader, pipeline) == expected
+        assert pipeline.stages()[0].current == 4 and not pipeline.late_hints
+    finally:
+        pipeline.close()

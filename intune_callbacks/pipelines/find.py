@@ -24,6 +24,8 @@ LEFT_ALONE = (
     "set num_workers=1, or give InTuneCallback workers_kind='process' or 'thread', to make its workers live"
 )
 
+SHARED = "was 0; open {!r} in each worker (worker_init_fn): several that inherit it read each other's bytes"
+
 
 class LiveLoader(Pipeline, Protocol):
     """A pipeline bound to one loader of the user."""
@@ -221,7 +223,7 @@ def _live_loader(
 ) -> Found:
     from intune_callbacks.pipelines.torch.helped import HelpedLoader, cannot_help, ends_known
     from intune_callbacks.pipelines.torch.loader import MapLoader
-    from intune_callbacks.pipelines.torch.reach import dataset_of, keeps_states
+    from intune_callbacks.pipelines.torch.reach import dataset_of, keeps_states, open_file
     from intune_callbacks.pipelines.torch.window import WindowLoader
 
     window = (loader.prefetch_factor or 1) * loader.num_workers
@@ -232,7 +234,9 @@ def _live_loader(
         return Found(watched, "the DataLoader is only watched")
     if map_style and not keeps_states(loader):
         if loader.num_workers == 0 and workers_kind is None:
-            return Found(WatchedLoader(0, 1, clock=clock, when="user"), LEFT_ALONE)
+            file = open_file(dataset_of(loader))
+            remark = SHARED.format(file) if file else ""
+            return Found(WatchedLoader(0, 1, clock=clock, remark=remark, when="user"), LEFT_ALONE)
         context = loader.multiprocessing_context
         if workers_kind != "thread" and context is not None and context.get_start_method() not in STARTS:
             watched = WatchedLoader(loader.num_workers, window, clock=clock, when="user")

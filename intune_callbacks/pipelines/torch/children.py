@@ -28,7 +28,7 @@ class Children:
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._given = engines.given()
-        self._surroundings = Surroundings.now()
+        self._surroundings = Surroundings.now(engines.places, hangs_up=engines.own[0] < 2)
         self.pool: ProcessPool | None = None
         self.base_seed = 0
 
@@ -70,6 +70,14 @@ class Children:
         except Exception:
             self.spare()
             raise
+
+    def are_late(self) -> bool:
+        """Return whether the first ones cannot compute yet; that they never will is noted."""
+        try:
+            return not self.are_ready()
+        except Exception as error:
+            self._engines.refused(error, None)
+            return False
 
     def grow(self, engine: ElasticMap[Any], waiting: bool) -> None:
         """Start missing workers: one, or as many as can be while the loop has to wait anyway; parked ones at once.

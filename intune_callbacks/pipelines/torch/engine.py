@@ -24,7 +24,7 @@ from intune_callbacks.pipelines.watched import Watch
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
 from intune_callbacks.pipelines.workers.processes import ProcessPool
-from intune_callbacks.pipelines.workers.surroundings import Surroundings
+from intune_callbacks.pipelines.workers.surroundings import Surroundings, places
 from intune_callbacks.types import Clock
 
 __all__ = ["WORKERS", "Engines", "pinning"]
@@ -45,7 +45,9 @@ class Engines:
         delivered: batches handed out by all iterators.
         why_not: why what was wanted is not in force: the last error of a take-over or of a growth, empty if none.
         most: workers that can be had, None while that is not known.
+        stays: why the stock engine goes on for good, empty if it does not have to.
         is_let_go: the loader was given back: from now on it is the stock engine that begins.
+        places: of the files that are open, before the workers of a stock iterator read in them.
         sampling: whether the sampler depends on what the training does meanwhile.
     """
 
@@ -60,9 +62,10 @@ class Engines:
         self.startup = Startup()
         self.stock_startup = Startup()
         self.delivered = 0
-        self.why_not = ""
+        self.why_not = self.stays = ""
         self.most: int | None = None
         self.is_let_go = False
+        self.places = places()
         self._is_used_here = False
 
     @property
@@ -72,7 +75,7 @@ class Engines:
         Never again once threads have used the dataset of a loader with worker processes: what it opened then is not for
         a child to inherit.
         """
-        if self.is_let_go or (self.own[0] == 0 and self.sampling.is_held):
+        if self.is_let_go or self.stays or (self.own[0] == 0 and self.sampling.is_held):
             return True  # in the training loop nothing is read ahead
         if self._is_used_here:
             return False
@@ -134,6 +137,12 @@ class Engines:
             before, self.workers = engine.workers, give_back(engine, error, self.own[0])
             if self.workers < before:
                 self.most = self.workers
+
+    def stay(self, error: Exception) -> None:
+        """Leave it to the user's workers: they have made a batch that one of ours could not."""
+        lines = str(error).strip().splitlines()
+        self.stays = self.why_not = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        self.workers, self.window = self.own
 
     # -- the stock engine ----------------------------------------------------------------------------------------
 

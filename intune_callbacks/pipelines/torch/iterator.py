@@ -13,6 +13,7 @@ from intune_callbacks.pipelines.torch.engine import Engines
 from intune_callbacks.pipelines.torch.stock import LikeStock, Numbered, Stock
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
 from intune_callbacks.pipelines.workers.processes import ProcessPool
+from intune_callbacks.pipelines.workers.worker import is_of_worker
 
 __all__ = ["LoaderIterator"]
 
@@ -47,8 +48,7 @@ class LoaderIterator(LikeStock):
         self._source: Any = None
         self.engine: ElasticMap[Any] | None = None
         self.children = Children(engines)
-        # Batches of all epochs, and those before this one.
-        self._number = self._begun = 0
+        self._number = self._begun = 0  # batches of all epochs, and those before this one
         self.has_ended = self.is_behind = False
         self._turn, self._is_put_off = threading.Lock(), False
         if stock is not None:
@@ -58,11 +58,7 @@ class LoaderIterator(LikeStock):
 
     @classmethod
     def begin(cls, engines: Engines) -> LoaderIterator:
-        """Return an iterator at the start of an epoch that begins in our engine, in the stock one if that fails.
-
-        Random numbers are drawn in the order in which the stock iterator draws them.
-        """
-        loader = engines.loader
+        """Return one at the start of an epoch in our engine, in the stock one if that fails; numbers drawn as there."""
         ours = cls(engines)
         sampler, ours.children.base_seed, again = engines.drawn()
         try:
@@ -70,7 +66,7 @@ class LoaderIterator(LikeStock):
         except Exception as error:
             engines.refused(error, None)
             return cls(engines, engines.stock_from(sampler, again))
-        if loader.num_workers > 0 and ours.engine is not None:
+        if engines.own[0] > 0 and ours.engine is not None:
             ours.engine.prime()
         return ours
 
@@ -84,10 +80,10 @@ class LoaderIterator(LikeStock):
             with self._turn:
                 batch = self._from_stock()
                 if self._is_put_off:
-                    self._apply_guarded()
+                    self._apply()
                 engine = self.engine
             if batch is _NONE:
-                batch = next(engine)  # type: ignore[arg-type]
+                batch = next(engine) if self._stock is None else self._first(engine)  # type: ignore[arg-type]
                 self._number += 1
         except StopIteration:
             self._finish()
@@ -111,23 +107,35 @@ class LoaderIterator(LikeStock):
                 self._number += 1
                 self._prime(engine)
                 return batch
-            # A spawned process takes seconds to end: it cleans up what a forked one leaves to the kernel.
-            self._drop_stock(waiting=engines.start_method != "spawn")
         if engine.window != engines.reach:
-            self._apply_guarded()  # what the sampler does is known now
+            self._apply()  # what the sampler does is known now
         if engine.workers < engines.workers:
             engine.prime(asked=True)
             self.children.grow(engine, waiting=True)
         return _NONE
 
+    def _first(self, engine: ElasticMap[Any]) -> Any:
+        """Return the first batch of ours; where that fails, of the stock workers, who may have what it depends on."""
+        try:
+            batch = next(engine)
+        except Exception as error:
+            if self._stock.is_shut or not is_of_worker(error):
+                raise
+            with self._turn:
+                self._return(engine, self._source, again=True)
+                self.engines.watch.begin(self._stock.iterator)
+                self._is_put_off = True  # unless it comes now
+                batch = self.engines.watch.fetch(self._stock.__next__)
+                self.engines.stay(error)
+        else:
+            # A spawned process takes seconds to end: it cleans up what a forked one leaves to the kernel.
+            self._drop_stock(waiting=self.engines.start_method != "spawn")
+        return batch
+
     # -- the numbers ---------------------------------------------------------------------------------------------
 
     def apply(self) -> None:
-        """Put the wanted numbers into force, as far as that is possible.
-
-        Raises:
-            Exception: no worker could be started; what delivered before goes on.
-        """
+        """Put the wanted numbers into force, as far as that is possible; else what delivered before goes on."""
         if not self._turn.acquire(blocking=False):
             self._is_put_off = True
             return
@@ -136,26 +144,23 @@ class LoaderIterator(LikeStock):
         finally:
             self._turn.release()
 
-    def _apply_guarded(self) -> None:
-        try:
-            self._apply()
-        except Exception as error:
-            self.engines.refused(error, self.engine)
-
     def _apply(self) -> None:
         engines, engine = self.engines, self.engine
         self._is_put_off = False
         if self.has_ended:
             return
-        if engine is None and engines.is_stock:
-            self.children.spare()
-        elif engine is None:
-            self._engage()
-        else:
-            engine.resize(min(engines.workers, engine.workers), engines.reach)
-            if engine.workers < engines.workers:
-                self.children.grow(engine, waiting=False)
-            self._prime(engine)
+        try:
+            if engine is None and engines.is_stock:
+                self.children.spare()
+            elif engine is None:
+                self._engage()
+            else:
+                engine.resize(min(engines.workers, engine.workers), engines.reach)
+                if engine.workers < engines.workers:
+                    self.children.grow(engine, waiting=False)
+                self._prime(engine)
+        except Exception as error:
+            engines.refused(error, self.engine)
 
     def _engage(self) -> None:
         """All or nothing: only when our engine runs, the stock one is told to send out nothing more.
@@ -193,10 +198,7 @@ class LoaderIterator(LikeStock):
 
     def _is_held_up(self) -> bool:
         """Return whether the stock engine goes on, for our workers cannot compute yet or never will."""
-        try:
-            self._is_put_off = not self.children.are_ready()
-        except Exception as error:
-            self.engines.refused(error, None)
+        self._is_put_off = self.children.are_late()
         return self._is_put_off or self.engines.is_stock
 
     # -- somebody else holds the stock iterator ------------------------------------------------------------------
@@ -217,10 +219,10 @@ class LoaderIterator(LikeStock):
         finally:
             self._turn.release()
 
-    def _return(self, engine: ElasticMap[Any], source: Any) -> None:
-        """Have the stock engine go on with what ours has not delivered, and then with the sampler."""
+    def _return(self, engine: ElasticMap[Any], source: Any, again: bool = False) -> None:
+        """Have the stock engine go on with what ours has not delivered, or not well, and then with the sampler."""
         if self._stock is not None and not self._stock.is_shut:
-            self._stock.resume(source.rest())
+            self._stock.resume(source.rest(again))
         else:
             done = self._number - self._begun
             self._stock = Stock(self.engines.stock_again(source.rest(), self.children.base_seed, done))

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import (
 from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, windowed
 from intune_callbacks.pipelines.torch.engine import WORKERS, Engines
 from intune_callbacks.pipelines.torch.iterator import LoaderIterator
-from intune_callbacks.pipelines.torch.reach import Seam, attributes, has_own_iterator, hidden_in, is_of
+from intune_callbacks.pipelines.torch.reach import Seam, attributes, dataset_of, has_own_iterator, hidden_in, is_of
 from intune_callbacks.pipelines.torch.stock import Kept, shown_by
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
@@ -33,6 +33,10 @@ WINDOW = "load.window"
 DEPENDS = (
     "{0} {1}: so that it gives what it would in your loader, {2} batches are in flight, and there are no more than "
     "{2} workers"
+)
+STAYS = (
+    "made in a new worker, a batch raised {}; yours made it: items of {} seem to depend on those before them, so "
+    "num_workers stays {}"
 )
 STOCK = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 
@@ -111,7 +115,7 @@ class MapLoader:
         if running is None or running.has_ended:
             self._current = weakref.ref(ours)
             if ours.engine is None and not (self._engines.is_stock or self._closed):
-                self._apply(ours)  # wanted before, or by another thread meanwhile
+                ours.apply()  # wanted before, or by another thread meanwhile
 
     def _is_meant(self, value: object) -> bool:
         if type(value) not in STOCK:
@@ -133,12 +137,6 @@ class MapLoader:
             ours = LoaderIterator.begin(self._engines)
         self._follow(ours)
         return ours
-
-    def _apply(self, iterator: LoaderIterator) -> None:
-        try:
-            iterator.apply()
-        except Exception as error:
-            self._engines.refused(error, iterator.engine)
 
     def _iterator(self) -> LoaderIterator | None:
         return self._current() if self._current is not None else None
@@ -165,7 +163,9 @@ class MapLoader:
         engines, low = self._engines, min(1, self._loader.num_workers)
         high = self._high if engines.most is None else engines.most
         window = engines.least_window, MAX_WINDOW
-        if engines.sampling.why:
+        if engines.stays:
+            low, high, window = engines.own[0], engines.own[0], (engines.own[1],) * 2
+        elif engines.sampling.why:
             high, window = min(high, engines.own[1] if low else 0), (engines.own[1],) * 2
         load = Stage(
             *(WORKERS, "cpu", "workers", low, high, engines.workers), knob=WORKERS_KNOB, startup_s=engines.startup_s()
@@ -174,8 +174,12 @@ class MapLoader:
 
     @property
     def late_hints(self) -> tuple[Hint, ...]:
-        """What has shown of the sampler."""
-        sampling, window = self._engines.sampling, self._engines.own[1]
+        """What has shown of the dataset and the sampler."""
+        engines = self._engines
+        sampling, window = engines.sampling, engines.own[1]
+        if engines.stays:
+            kind = type(dataset_of(self._loader)).__name__
+            return (Hint(STAYS.format(engines.stays, kind, engines.own[0]), "", "order", WORKERS),)
         if not sampling.why:
             return ()
         return (Hint(DEPENDS.format(sampling.name, sampling.why, window if self._loader.num_workers else 0)),)
@@ -195,7 +199,7 @@ class MapLoader:
         if before != (engines.workers, engines.window):
             engines.why_not = ""
             if iterator is not None and not self._closed:
-                self._apply(iterator)
+                iterator.apply()
         return {WORKERS: engines.workers, WINDOW: engines.window}
 
     def trim(self) -> None:

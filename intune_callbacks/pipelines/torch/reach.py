@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from io import BufferedReader, FileIO, TextIOWrapper
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "is_loader",
     "is_of",
     "keeps_states",
+    "open_file",
     "unwrapped",
 ]
 
@@ -129,6 +131,17 @@ def dataset_of(loader: DataLoader[Any]) -> Any:
         return vars(loader)["dataset"]
     except KeyError:  # a property, which may be code of the user's
         return loader.dataset
+
+
+def open_file(dataset: Any) -> str:
+    """Return the name under which a dataset, or one inside it, holds an open file; empty where there is none."""
+    for _ in range(WRAPPED):
+        held = _held(dataset, "__dict__") or {}
+        for name, value in held.items():
+            if isinstance(value, (BufferedReader, FileIO, TextIOWrapper)) and not value.closed:
+                return str(name)
+        dataset = held.get("dataset")
+    return ""
 
 
 def has_own_iterator(loader: DataLoader[Any]) -> bool:

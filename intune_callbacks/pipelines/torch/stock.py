@@ -186,6 +186,7 @@ class Numbered:
     def __init__(self, sampler: Iterator[Any], base_seed: int, first: int) -> None:
         self._sampler, self._base_seed, self._number = sampler, base_seed, first
         self._ahead: dict[int, Any] = {}
+        self._last: tuple[Any, ...] = ()
         self._pulled = 0
 
     def __iter__(self) -> Numbered:
@@ -204,11 +205,15 @@ class Numbered:
         Args:
             place: how many were pulled before it.
         """
-        self._ahead.pop(place, None)
+        self._last = (self._ahead.pop(place),) if place in self._ahead else ()
 
-    def rest(self) -> Iterator[Any]:
-        """Return what was not delivered yet, and then what the sampler still gives."""
-        return chain(tuple(self._ahead.values()), self._sampler)
+    def rest(self, again: bool = False) -> Iterator[Any]:
+        """Return what was not delivered yet, and then what the sampler still gives.
+
+        Args:
+            again: what was delivered last comes once more, before them.
+        """
+        return chain(self._last if again else (), tuple(self._ahead.values()), self._sampler)
 
 
 def going_on(loader: DataLoader[Any], sampler: Iterator[Any], generator: torch.Generator, done: int = 0) -> Any:

@@ -15,7 +15,7 @@ from intune_callbacks.pipelines.workers.child import Given, Starts, child_main
 from intune_callbacks.pipelines.workers.payload import Payload
 from intune_callbacks.pipelines.workers.surroundings import Surroundings
 from intune_callbacks.pipelines.workers.wire import Reducer, Wire
-from intune_callbacks.pipelines.workers.worker import READY_S, Child, Told
+from intune_callbacks.pipelines.workers.worker import READY_S, Child, RemoteTraceback, Told
 
 __all__ = ["ProcessPool"]
 
@@ -28,14 +28,6 @@ SENDING = ("forkserver", "spawn")
 
 # One child is started at a time: a child forked in between would inherit the other's pipe end.
 _starting = threading.Lock()
-
-
-class RemoteTraceback(Exception):
-    """The traceback a worker process printed, as the cause of the error it raised."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        super().__init__(f'\n"""\n{text}"""')
 
 
 class ProcessPool:

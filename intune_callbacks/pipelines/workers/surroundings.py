@@ -9,22 +9,29 @@ from __future__ import annotations
 import contextvars
 import importlib
 import os
+import socket
 import stat
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Surroundings"]
+__all__ = ["Surroundings", "places"]
 
 DEVICES = ("cpu", "cuda")
 """Kinds of devices whose autocast is looked at: a dataset computes on no other."""
 DESCRIPTORS, STDERR = "/proc/self/fd", 2
+SERVERS = (socket.AF_INET, socket.AF_INET6)
+"""How servers are reached by one process at a time; those reached otherwise, such as torch's for shared files, expect
+all workers of a training."""
+
+Places = dict[int, tuple[int, int, int]]
+"""Of a descriptor the device, the inode and the offset of its file."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Surroundings:
         pipes: descriptors of open pipes, and which these are; None where a process inherits none.
         thread: what else a fork copies of the thread; a new interpreter begins without it.
         strange: descriptors of pipes that were opened since then.
+        places: where each file that was open for reading stood, as `places` returns them.
+        hangs_up: whether connections to servers end in it: one process may speak through one, not several.
     """
 
     directory: str | None
@@ -46,10 +55,17 @@ class Surroundings:
     pipes: dict[int, tuple[int, int]] | None = None
     thread: Thread | None = None
     strange: tuple[int, ...] = ()
+    places: Places = field(default_factory=dict)
+    hangs_up: bool = False
 
     @classmethod
-    def now(cls) -> Surroundings:
-        """Return them as they are; called in the thread that trains."""
+    def now(cls, places: Places | None = None, hangs_up: bool = False) -> Surroundings:
+        """Return them as they are; called in the thread that trains.
+
+        Args:
+            places: of files, from before any worker read in them; by default those of now.
+            hangs_up: see above.
+        """
         directory = environment = cpus = None
         with suppress(OSError):
             directory = os.getcwd()
@@ -57,7 +73,7 @@ class Surroundings:
             environment = dict(os.environ)
         with suppress(OSError, AttributeError):
             cpus = os.sched_getaffinity(0)
-        return cls(directory, environment, cpus, _pipes(), Thread())
+        return cls(directory, environment, cpus, _pipes(), Thread(), places=places or {}, hangs_up=hangs_up)
 
     def inherited_by(self, method: str) -> Surroundings:
         """Return what of them a process has at its start.
@@ -88,6 +104,12 @@ class Surroundings:
         """
         with suppress(OSError):
             _let_go(self.strange)
+        if self.thread is not None:  # else no file came with the start
+            with suppress(OSError, ValueError):
+                _read_alone(self.places)
+        if self.hangs_up:
+            with suppress(OSError, ValueError):
+                _hang_up()
         if self.directory is not None:
             with suppress(OSError):
                 os.chdir(self.directory)
@@ -182,6 +204,26 @@ def _pipes() -> dict[int, tuple[int, int]] | None:
     return found
 
 
+def _hang_up() -> None:
+    """Have each connection to a server be one that the server has closed, as it is made anew then, or raises.
+
+    All that have inherited one would read each other's answers.
+    """
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(None)  # else looking at one makes it, also the parent's, one that does not block
+    ended, other = socket.socketpair()
+    other.close()
+    for fd in map(int, os.listdir(DESCRIPTORS)):
+        with suppress(OSError):  # no socket, or none that is connected
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with socket.socket(fileno=os.dup(fd)) as seen:
+                    is_one = seen.family in SERVERS and seen.type == socket.SOCK_STREAM and bool(seen.getpeername())
+                if is_one:
+                    os.dup2(ended.fileno(), fd, inheritable=False)
+    ended.close()
+    socket.setdefaulttimeout(before)
+
+
 def _let_go(descriptors: tuple[int, ...]) -> None:
     """Hold open no more what these stand for: as long as any process does, its other end waits."""
     if descriptors:
@@ -189,3 +231,39 @@ def _let_go(descriptors: tuple[int, ...]) -> None:
         for fd in descriptors:  # not closed: the next file would get the number, and be closed by whoever had it
             os.dup2(nothing, fd, inheritable=False)
         os.close(nothing)
+
+
+def places() -> Places:
+    """Return the files this process has open for reading, and where each stands."""
+    import fcntl
+
+    found: Places = {}
+    with suppress(OSError, ValueError):
+        for fd in map(int, os.listdir(DESCRIPTORS)):
+            with suppress(OSError):  # closed meanwhile
+                seen = os.fstat(fd)
+                is_read = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+                if fd > STDERR and is_read and stat.S_ISREG(seen.st_mode):
+                    found[fd] = seen.st_dev, seen.st_ino, os.lseek(fd, 0, os.SEEK_CUR)
+    return found
+
+
+def _read_alone(before: Places) -> None:
+    """Open each file anew that is open for reading: what a fork inherits shares its offset with all other processes.
+
+    The one worker of the user's is right to seek and read; several would read each other's bytes.
+
+    Args:
+        before: where they stood when nobody else had read in them, as Python's own buffers still have it.
+    """
+    import fcntl
+
+    for fd, (device, inode, offset) in places().items():
+        with suppress(OSError):  # it may not be opened any more
+            own = os.open(f"{DESCRIPTORS}/{fd}", fcntl.fcntl(fd, fcntl.F_GETFL))
+            try:
+                known = before.get(fd, (0, 0, 0))
+                os.lseek(own, known[2] if known[:2] == (device, inode) else offset, os.SEEK_SET)
+                os.dup2(own, fd, inheritable=os.get_inheritable(fd))
+            finally:
+                os.close(own)

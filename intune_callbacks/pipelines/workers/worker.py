@@ -8,13 +8,26 @@ from typing import Any
 from intune_callbacks.pipelines.workers.payload import Payload
 from intune_callbacks.pipelines.workers.wire import Wire
 
-__all__ = ["READY_S", "Child", "Told"]
+__all__ = ["READY_S", "Child", "RemoteTraceback", "Told", "is_of_worker"]
 
 # How often whoever waits for a process to begin looks whether it is still wanted: a choice. A look costs microseconds,
 # and nobody notices a worker that leaves so much later.
 READY_S = 0.05
 # A process that has ended shows at its pipe within half a second (`wire.POLL_MS`).
 GREETED_S = 2.0
+
+
+class RemoteTraceback(Exception):
+    """The traceback a worker process printed, as the cause of the error it raised."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(f'\n"""\n{text}"""')
+
+
+def is_of_worker(error: Exception) -> bool:
+    """Return whether the user's code raised it in a worker process; a StopIteration there is an end and no error."""
+    return isinstance(error.__cause__, RemoteTraceback) and not isinstance(error, StopIteration)
 
 
 class Told:
