@@ -66,7 +66,7 @@ def compare(oracle: Oracle, got: Mapping[str, Array]) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
-    description = __doc__.partition("\n")[0]
+    description = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m dlrm_examples.check_oracle", description=description)
     parser.add_argument("file", metavar="FILE.npz")
     parser.add_argument("--model", choices=MODELS, default="torch")

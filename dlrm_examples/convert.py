@@ -81,7 +81,9 @@ def _write_parquet(source: Path, written: Path, group_rows: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m dlrm_examples.convert", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m dlrm_examples.convert", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("files", metavar="FILE", nargs="+")
     parser.add_argument("--format", choices=tuple(SUFFIXES), default="parquet")

@@ -226,7 +226,9 @@ def _write_shards(folder: Path, wanted: dict[str, int]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m dlrm_examples.generate", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m dlrm_examples.generate", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--shards", type=int, default=8)

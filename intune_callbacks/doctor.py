@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +14,7 @@ from intune_callbacks.measure.resources import MachineProbe, machine_memory
 from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.pipelines.tf import build as tf_build
 from intune_callbacks.types import Probe
-from intune_callbacks.words import percent
+from intune_callbacks.words import COLUMNS, percent
 
 __all__ = ["Finding", "examine", "text"]
 
@@ -94,11 +95,15 @@ def examine(
 def text(findings: Sequence[Finding]) -> str:
     """Return the findings as lines, each remedy below what it mends."""
     width = max(len(finding.name) for finding in findings)
-    lines = []
+    lines, indent = [], (8 + 1 + width + 2) * " "
     for finding in findings:
-        lines.append(f"{finding.state:<8} {finding.name:<{width}}  {finding.says}")
+        begin = f"{finding.state:<8} {finding.name:<{width}}  "
+        lines += textwrap.wrap(
+            finding.says, COLUMNS, initial_indent=begin, subsequent_indent=indent,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
         if finding.remedy is not None:
-            lines.append(f"{'':<8} {'':<{width}}  {finding.remedy}")
+            lines.append(f"{indent}{finding.remedy}")
     counts = [(sum(finding.state == state for finding in findings), state) for state in STATES]
     return "\n".join([*lines, "", ", ".join(f"{count} {state}" for count, state in counts)])
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 __all__ = [
     "ARROW",
     "COLOURS",
+    "COLUMNS",
     "NOTHING",
     "PAGE_ARROW",
     "SLOWER",

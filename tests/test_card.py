@@ -132,6 +132,15 @@ def test_a_file_gets_the_plain_card(capsys: pytest.CaptureFixture[str], tmp_path
     assert max(len(line) for line in printed.splitlines()) <= 80 < max(map(len, end_card(report).splitlines()))
 
 
+def test_long_sentences_are_folded_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show(replace(REPORTS["fed"](), cause="so long a word " * 20))
+    lines = capsys.readouterr().out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("cause"))
+    folded = [line for line in lines[first:] if "word" in line]
+    assert len(folded) == 5  # 300 letters, 72 in a line
+    assert max(map(len, folded)) <= 80 and min(map(len, folded[:-1])) > 60
+
+
 def test_long_lines_are_continued_under_their_text() -> None:
     pasted = " " * 8 + "x" * 90
     row = "after   8 042 samples/s   wait 1 %   read 10 · parse 2 · shuffle 2 · collate 1   RAM 1.2 of 25 GB"

@@ -135,6 +135,14 @@ def test_text_has_a_line_for_each_and_the_remedies() -> None:
     ]
 
 
+def test_text_fits_a_terminal_and_what_is_to_be_pasted_stays_whole() -> None:
+    paste = "python -m pip install " + 9 * "'accelerate>=0.34' "
+    first, *rest = text([Finding("start method", "limited", 30 * "some word ", paste)]).splitlines()
+    assert first.startswith("limited  start method  some word") and len(first) <= 80
+    assert all(len(line) <= 80 and line.startswith(23 * " ") for line in rest[:4])
+    assert 23 * " " + paste in rest
+
+
 def test_the_command_looks_at_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     printed = capsys.readouterr().out

@@ -73,6 +73,22 @@ def test_lightning_trains_and_is_tuned_without_it(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out.count("InTune") == 1, "the card is shown"
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_found_but_cannot_be_written_froze_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    namespace = pytest.importorskip("pytorch_lightning")
+    from intune_callbacks.lightning import InTuneCallback
+    from tests.lightning_runs import make_model, make_trainer, shuffled
+
+    (tmp_path / "found.yaml").mkdir()
+    callback = InTuneCallback(run_dir=str(tmp_path), show_card=False, **EAGER)
+    with pytest.warns(RuntimeWarning) as told:
+        make_trainer(namespace, callback, max_epochs=3).fit(make_model(namespace), shuffled())
+    ours = [str(warning.message) for warning in told if "InTune" in str(warning.message)]
+    assert len(ours) == 1 and ours[0].startswith(f"InTune could not write to {tmp_path} what a later run can start")
+    assert (tmp_path / "report.json").is_file() and callback.report["frozen"] is None
+
+
 def test_keras_trains_and_is_tuned_without_it(tmp_path: Path) -> None:
     pytest.importorskip("keras")
     pytest.importorskip("tensorflow")

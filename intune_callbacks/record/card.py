@@ -28,9 +28,9 @@ __all__ = ["card_rows", "end_card", "headline", "in_short", "said", "tone"]
 
 FOUND = "found.yaml"
 FILES = ("report.html", REPORT, "history.jsonl", FOUND)
-WORDS, WIDTH = ("why", "cause", "also", "next"), 108
-"""Rows of words, folded at this width; numbers, paths and what is to be pasted stay in one line. A choice: longer lines
-are hard to read."""
+WORDS, WIDTH = ("why", "cause", "also", "next"), 72
+"""Rows of words, folded at this width, which with the label is that of a usual terminal; numbers, paths and what is to
+be pasted stay in one line."""
 BESIDE, MOST_BESIDE = ("startup", "held", "shards", "shuffle", "prefetch", "memory", "loader"), 2
 """Causes told beside the first one, and how many. A choice: what can be mended on its own, and what is read."""
 APART = 0.1

@@ -266,11 +266,14 @@ class TunedFit:
         if self.frozen is not None or not self._batch_size:
             return
         with self.guarded("writing found.yaml"):
-            write_found(
-                folder,
-                tuner,
-                batch_size=self._batch_size,
-                ranks=self.world,
-                versions=versions(),
-                started_from=self.warm.used_source,
-            )
+            try:
+                write_found(
+                    folder,
+                    tuner,
+                    batch_size=self._batch_size,
+                    ranks=self.world,
+                    versions=versions(),
+                    started_from=self.warm.used_source,
+                )
+            except OSError as error:
+                warn(f"InTune could not write to {folder} what a later run can start from: {error}")
