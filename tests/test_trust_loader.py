@@ -144,6 +144,29 @@ def test_a_connection_is_not_shared_behind_the_users_back(again: bool) -> None:
     assert [int(i) for batch in batches for i in batch] == list(range(400))
 
 
+class Headed(Records):
+    """Reads from the head of the file on: what Python's own buffer has of it, and the rest from where the file stands."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.file.close()
+        self.file = path.open("rb")
+        self.file.read(1)
+
+    def __getitem__(self, i: int) -> Any:
+        self.file.seek(0)
+        time.sleep(0.0005)
+        row = 200 + i % 500
+        return torch.frombuffer(bytearray(self.file.read(64 * (row + 1))[-64:]), dtype=torch.int64)
+
+
+def test_an_open_file_stands_where_pythons_buffer_expects_it(tmp_path: Path) -> None:
+    records = Headed(tmp_path / "records")
+    batches = list(pushed(DataLoader(records, batch_size=2, num_workers=1)))
+    records.file.close()
+    assert [int(row) for batch in batches for row in batch[:, 0]] == [200 + i % 500 for i in range(len(records))]
+
+
 def test_who_is_told_to_set_workers_is_told_of_an_open_file(tmp_path: Path) -> None:
     records = Records(tmp_path / "records")
     for dataset, said in ((records, True), (Subset(records, [1]), True), (Bound(), False)):
