@@ -145,7 +145,7 @@ def test_a_connection_is_not_shared_behind_the_users_back(again: bool) -> None:
 
 
 class Headed(Records):
-    """Reads from the head of the file on: what Python's own buffer has of it, and the rest from where the file stands."""
+    """Reads from the head of the file on: what Python's own buffer has, and the rest from where the file stands."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
