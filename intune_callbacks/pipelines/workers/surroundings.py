@@ -105,7 +105,7 @@ class Surroundings:
         with suppress(OSError):
             _let_go(self.strange)
         if self.thread is not None:  # else no file came with the start
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, ImportError):
                 _read_alone(self.places)
         if self.hangs_up:
             with suppress(OSError, ValueError):
@@ -235,10 +235,10 @@ def _let_go(descriptors: tuple[int, ...]) -> None:
 
 def places() -> Places:
     """Return the files this process has open for reading, and where each stands."""
-    import fcntl
-
     found: Places = {}
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, ImportError):  # a system without these
+        import fcntl
+
         for fd in map(int, os.listdir(DESCRIPTORS)):
             with suppress(OSError):  # closed meanwhile
                 seen = os.fstat(fd)
