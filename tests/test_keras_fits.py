@@ -81,7 +81,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
 def test_what_cannot_be_taken_apart_is_told_batch_by_batch_as_without_us(
     kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tf_graph, "LARGEST_COPY_BYTES", 0)
+    monkeypatch.setattr(tf_graph, "LARGEST_HELD_BYTES", 0)
     if not compiled:
         monkeypatch.setattr(tfdata, "is_compiled", lambda: False)
         monkeypatch.setattr(tf_build, "begin", lambda: None)

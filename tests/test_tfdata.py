@@ -239,7 +239,7 @@ def test_a_dataset_is_taken_apart_once_for_many_runs(kind: str, monkeypatch: pyt
 
 
 def test_what_cannot_be_taken_apart_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("intune_callbacks.pipelines.tf.graph.LARGEST_COPY_BYTES", 10)
+    monkeypatch.setattr("intune_callbacks.pipelines.tf.graph.LARGEST_HELD_BYTES", 10)
     dataset = tf.data.Dataset.from_tensor_slices(np.zeros(100)).map(lambda x: x, num_parallel_calls=2)
     found = find(dataset)
     assert found.pipeline is None

@@ -8,6 +8,7 @@ put back as the very tensors it captured; seeds and caches are found again by na
 from __future__ import annotations
 
 import functools
+import math
 import re
 import sys
 import sysconfig
@@ -20,12 +21,16 @@ from tensorflow.python.data.ops import options as options_lib
 from tensorflow.python.framework import op_def_registry, ops
 
 from intune_callbacks.pipelines.tf.node import attr, functions_of, readers_of, source_of, spans_of
-from intune_callbacks.pipelines.tf.objects import held_bytes, held_rows, made, why_not, wrappers
+from intune_callbacks.pipelines.tf.objects import held, held_bytes, held_rows, made, same_as, why_not, wrappers
 
 __all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph"]
 
+LARGEST_HELD_BYTES = 64 * 2**20
+"""Tensors of the sources are written down once before the first step: 60 MB took .8 s beside load, 240 MB 3.9 s."""
 LARGEST_COPY_BYTES = 16 * 2**20
-"""Tensors inside the dataset are copied into its graph several times before the first step: 24 MB took .5 s, 256 19."""
+"""What stays in the graph is copied several times, and looked through, before that: 24 MB took .5 s, 256 MB 19 s."""
+SHARED_FROM = 4096
+"""Constants of fewer elements stay there: a choice, for they are many, and cost little."""
 MOST_ROWS = 8000
 """Ragged rows, which are written down one by one: 25 000 took 3.9 s beside load. A choice: a third of that."""
 ELSEWHERE = "read them from files, or from a generator, to make its stages live"
@@ -56,14 +61,14 @@ class DatasetGraph:
     def __init__(self, dataset: Any) -> None:
         if why := why_not(dataset):
             raise CannotRewrite(why)
-        _check_size(held_bytes(dataset))
+        _check_size(held_bytes(dataset), LARGEST_HELD_BYTES)
         if (rows := held_rows(dataset)) > MOST_ROWS:
             raise CannotRewrite(f"{rows} ragged rows are part of the dataset (from_tensor_slices); {ELSEWHERE}")
         try:
             text = dataset._as_serialized_graph(external_state_policy=options_lib.ExternalStatePolicy.IGNORE).numpy()
         except (tf.errors.OpError, ValueError) as error:
             raise CannotRewrite(f"TensorFlow cannot write this dataset down: {str(error).splitlines()[0]}") from error
-        _check_size(len(text))  # datasets inside of functions say nothing of their size before
+        _check_size(len(text), LARGEST_HELD_BYTES)  # datasets that functions capture say nothing before
         self.dataset = dataset
         self.graph = tf.compat.v1.GraphDef.FromString(text)
         self.output = self._take_output()
@@ -74,6 +79,8 @@ class DatasetGraph:
         self._captures: dict[str, Any] = {}
         for node in list(self.graph.node):
             self._share_captures(node)
+        self._share_constants()
+        _check_size(self.graph.ByteSize(), LARGEST_COPY_BYTES)
 
     def nodes(self) -> Iterator[Any]:
         """Yield the dataset nodes, sources before their consumers."""
@@ -106,7 +113,7 @@ class DatasetGraph:
         """Return the shape of a constant that is an input of a node; None when it is none."""
         source = self._by_name.get(source_of(text))
         if source is None or source.op != "Const":
-            return None
+            return tuple(self._captures[source_of(text)].shape) if source_of(text) in self._captures else None
         return tuple(side.size for side in source.attr["value"].tensor.tensor_shape.dim)
 
     def set_number(self, node: Any, argument: str, value: int) -> None:
@@ -238,6 +245,18 @@ class DatasetGraph:
             elif any(COPIES.search(op) for at in span for op in self._ops_above(node.input[at])):
                 raise CannotRewrite(f"{node.op} reads a variable or table in a function InTune cannot look into")
 
+    def _share_constants(self) -> None:
+        """Have large constants come from outside of the graph: as the user's own tensors where they are the same."""
+        read = {source_of(text) for node in self.graph.node for text in node.input}
+        given = list(held(self.dataset))
+        for node in self.graph.node:
+            if node.op != "Const" or math.prod(self.shape_of(node.name) or ()) < SHARED_FROM:
+                continue
+            if node.name in read:  # else a function read it, which reads what it captured by now
+                self._captures[node.name] = same_as(node.attr["value"].tensor, given)
+            node.op = "Placeholder"
+            del node.attr["value"]
+
     def _capture(self, tensor: Any) -> str:
         for name, known in self._captures.items():
             if known is tensor:
@@ -274,8 +293,8 @@ class DatasetGraph:
         return False
 
 
-def _check_size(size_bytes: int) -> None:
-    if size_bytes > LARGEST_COPY_BYTES:
+def _check_size(size_bytes: int, most_bytes: int) -> None:
+    if size_bytes > most_bytes:
         raise CannotRewrite(
             f"{size_bytes / 1e6:.3g} MB of tensors are part of the dataset (from_tensor_slices); {ELSEWHERE}"
         )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops, structured_function
 from tensorflow.python.framework import ops
 
 from intune_callbacks.pipelines.base import cpus_allowed
 
-__all__ = ["held_bytes", "held_rows", "made", "threads_of", "why_not", "wrappers"]
+__all__ = ["held", "held_bytes", "held_rows", "made", "same_as", "threads_of", "why_not", "wrappers"]
 
 
 def why_not(dataset: Any) -> str:
@@ -37,17 +38,42 @@ def wrappers(dataset: Any) -> Iterator[Any]:
                 yield value
 
 
+def held(dataset: Any) -> Iterator[Any]:
+    """Yield the tensors that are part of the dataset's sources."""
+    for part in _datasets(dataset, set()):
+        yield from getattr(part, "_tensors", ())
+
+
+def same_as(written: Any, given: Sequence[Any]) -> Any:
+    """Return the tensor that was written down, if there is one, and one like it if not.
+
+    Args:
+        written: its protocol buffer.
+        given: tensors of the user's.
+    """
+    dtype, shape = tf.as_dtype(written.dtype), tf.TensorShape(written.tensor_shape)
+    likely = [tensor for tensor in given if tensor.dtype == dtype and tensor.shape == shape]
+    content = np.frombuffer(written.tensor_content, np.uint8)  # empty for strings
+    for tensor in likely if content.size else ():
+        if np.array_equal(np.frombuffer(tensor.numpy(), np.uint8), content):
+            return tensor
+    with tf.device("CPU:0"):
+        read = tf.io.parse_tensor(written.SerializeToString(), dtype)
+        for tensor in likely if dtype == tf.string else ():
+            if tf.reduce_all(tf.equal(tensor, read)):
+                return tensor
+    return read
+
+
 def held_bytes(dataset: Any) -> int:
     """Return the bytes of the tensors that are part of the dataset: in its sources, or captured by its functions."""
-    held = [tensor for part in _datasets(dataset, set()) for tensor in getattr(part, "_tensors", ())]
-    held += [tensor for wrapper in wrappers(dataset) for tensor in wrapper.function.captured_inputs]
-    return sum(_tensor_bytes(tensor) for tensor in held)
+    captured = [tensor for wrapper in wrappers(dataset) for tensor in wrapper.function.captured_inputs]
+    return sum(_tensor_bytes(tensor) for tensor in (*held(dataset), *captured))
 
 
 def held_rows(dataset: Any) -> int:
     """Return how many ragged or sparse rows, each an object of its own, are part of a source of the dataset."""
-    held = [tensor for part in _datasets(dataset, set()) for tensor in getattr(part, "_tensors", ())]
-    return sum(int(tensor.shape.num_elements() or 0) for tensor in held if tensor.dtype == tf.variant)
+    return sum(int(tensor.shape.num_elements() or 0) for tensor in held(dataset) if tensor.dtype == tf.variant)
 
 
 def made(maker: Any, dataset: Any) -> Any:
