@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
+from intune_callbacks import live  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
+from intune_callbacks.pipelines.tf import build as tf_build  # noqa: E402
 from intune_callbacks.pipelines.tf.graph import DatasetGraph  # noqa: E402
 from intune_callbacks.pipelines.tf.hints import hints_of  # noqa: E402
 
@@ -121,3 +124,24 @@ def test_workers_that_stay_as_they_are(loader: Callable[[], Any], told: str) -> 
     (hint,) = find(loader()).hints
     assert (hint.kind, hint.stage, hint.line) == ("order", "load", "")
     assert hint.what.startswith(told) and "it is yours to set" in hint.what
+
+
+@pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")
+def test_the_card_names_the_line_for_a_python_function_that_feeds_a_live_stage() -> None:
+    """It said that more workers for the other one had brought nothing."""
+
+    def load(number: Any) -> Any:
+        return tf.ensure_shape(tf.numpy_function(slept, [number], tf.int64), [])
+
+    def slept(number: Any) -> Any:
+        time.sleep(0.003)
+        return number
+
+    tf_build.build()
+    pace: dict[str, Any] = {"decide_every_s": 0.1, "decide_every_batches": 5, "warmup_batches": 2, "show_card": False}
+    dataset = tf.data.Dataset.range(400).map(load).map(lambda one: one * 2, num_parallel_calls=2).batch(4)
+    loader = live(dataset, mode="observe", **pace)
+    for _ in loader:
+        pass
+    line = ".map(load, num_parallel_calls=tf.data.AUTOTUNE)  # if its results do not depend on the order"
+    assert loader.close()["next"].splitlines()[-1] == line

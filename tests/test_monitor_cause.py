@@ -158,6 +158,18 @@ def test_too_few_workers_for_the_cpus() -> None:
     assert cause.gain > 2.0
 
 
+def test_what_feeds_a_stage_and_has_no_number_to_set_is_named_with_the_line_for_it() -> None:
+    one = Hint("map(load) computes one element at a time", ".map(load, num_parallel_calls=8)", "order", "load")
+    live = Hint("decode reads in turn", ".map(decode, num_parallel_calls=8)", "workers", "decode")
+    seen = window((stage("decode", 4, knob=MAP), rate(0.004, 0.004, 0.1)))
+    (cause,) = causes(seen, Evidence(hints=(live, one), tried={"decode": 1.01}))
+    assert (cause.kind, cause.line) == ("serial", one.line)
+    assert (
+        cause.sentence
+        == "the workers of 'decode' stand idle 90 % of the time: map(load) computes one element at a time"
+    )
+
+
 def test_where_cpu_seconds_are_unknown_nothing_is_said_of_cpus() -> None:
     watched = stage("load", 2, knob=LOADER, when="epoch")
     (cause,) = causes(window((watched, rate(0.02, 0.02)), cpus=2.0))

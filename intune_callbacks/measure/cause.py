@@ -149,12 +149,15 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if stage.sequential or stage.high <= 1:
         each = f"{name} takes {moment(batch_s)} for each batch and does one item at a time"
         return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
+    if rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac):
+        idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
+        before = _fed_by(seen, known)
+        if before is not None:
+            return Cause("serial", stage.name, f"{idle}: {before.what}", before.line)
+        return Cause("serial", stage.name, f"{idle}, for what feeds them is slower and has no workers of its own")
     brought = known.tried.get(stage.name)
     if brought is not None and brought < BROUGHT_NOTHING:
         return Cause("serial", stage.name, f"more workers for {name} brought nothing when tried ({ratio(brought)})")
-    if rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac):
-        idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
-        return Cause("serial", stage.name, f"{idle}, for what feeds them is slower and has no workers of its own")
     low, high = ONE_CPU
     processes = next((line for knob, line in THREADS.items() if stage.knob.startswith(knob)), "")
     in_threads = processes and processes not in stage.knob and not rate.worker_bytes and stage.current > 1
@@ -164,6 +167,12 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         )
         return Cause("serial", stage.name, f"{together}: processes ({processes}) would use more")
     return None
+
+
+def _fed_by(seen: Measured, known: Evidence) -> Hint | None:
+    """What computes one element at a time where nothing can be set while it runs, and what to write there."""
+    live = {stage.name for stage in seen.workers}
+    return next((h for h in known.hints if h.kind in ("order", "workers") and h.line and h.stage not in live), None)
 
 
 def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:

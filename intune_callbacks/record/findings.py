@@ -160,6 +160,8 @@ def _because(found: Sequence[Cause]) -> str:
 
 def _next(summary: Report, note: str | None, last: Sequence[Cause], advised: dict[str, Any] | None) -> str:
     verdict, mode = summary.after.verdict, summary.mode
+    # What feeds a live stage, and the line that gives it workers; nothing was measured that could promise a gain.
+    fed = f"\n{last[0].line}" if last and last[0].kind == "serial" and last[0].line else ""
     if note:
         return "\n".join([note, *_pasted(advised)])
     if summary.frozen:
@@ -167,11 +169,7 @@ def _next(summary: Report, note: str | None, last: Sequence[Cause], advised: dic
     if verdict == "too short":
         return "train longer: nothing can be said about so few steps"
     if advised is None and (mode != "tune" or not summary.changes):
-        if last and last[0].kind == "shards" and last[0].line:
-            return f"paste what is below, or give each worker a shard\n{last[0].line}"
-        if last and last[0].kind in ("order", "shards"):
-            return last[0].sentence
-        return f"nothing to change: {last[0].sentence if last else 'no gain is predicted'}"
+        return _unchanged(last, fed)
     if mode == "observe":
         return "run with mode='tune', or mode='advise' to see what it would do"
     if advised is not None:
@@ -179,13 +177,23 @@ def _next(summary: Report, note: str | None, last: Sequence[Cause], advised: dic
     if verdict == "input-bound":
         stage = summary.after.stage
         why = _because(last)
-        return f"{repr(stage) if stage else 'the input'} still limits{': ' if why else ''}{why}"
+        return f"{repr(stage) if stage else 'the input'} still limits{': ' if why else ''}{why}{fed}"
     workers = [row for row in summary.stages if row.unit == "workers"]
     if all(row.first == row.current for row in workers):  # else a depth, if any, was changed
         workers = [row for row in summary.stages if row.first != row.current and not row.window_of]
     if not workers:
         return "nothing to change: the run ended with the numbers it began with"
     return "start the next run with " + ", ".join(f"{row.name} {row.current}" for row in workers)
+
+
+def _unchanged(last: Sequence[Cause], fed: str) -> str:
+    if last and last[0].kind == "shards" and last[0].line:
+        return f"paste what is below, or give each worker a shard\n{last[0].line}"
+    if last and last[0].kind in ("order", "shards"):
+        return last[0].sentence
+    if fed:
+        return f"paste what is below, for {last[0].sentence}{fed}"
+    return f"nothing to change: {last[0].sentence if last else 'no gain is predicted'}"
 
 
 def _pasted(advised: Mapping[str, Any] | None, instead: str = "") -> list[str]:
