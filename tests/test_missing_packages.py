@@ -23,7 +23,7 @@ OURS, FOLDERS = "intune-callbacks", ("intune_callbacks", "recipes", "dlrm_exampl
 TRIED = {
     ("pytorch_lightning", "lightning"): ("import intune_callbacks.lightning", "lightning"),
     ("keras",): ("import intune_callbacks.keras", "keras"),
-    ("tensorflow",): ("from intune_callbacks.pipelines import tf_build; tf_build.build()", "tensorflow"),
+    ("tensorflow",): ("from intune_callbacks.pipelines.tf import build; build.build()", "tensorflow"),
     ("torch",): ("import intune_callbacks.pretrain.training", "lightning"),
     ("numba",): ("import dlrm_examples.criteo.kernel", "criteo"),
     ("pyarrow",): ("import dlrm_examples.criteo.parquet", "criteo"),
