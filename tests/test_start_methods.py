@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import random
 import threading
@@ -52,16 +53,18 @@ def test_epochs_are_the_stock_epochs_under_any_resizes(method: str, persistent: 
     pipeline.close()
 
 
-class Held(Dataset[Any]):
-    """A dataset that knows how often it was pickled, and whether its tensor is the one of the training process."""
+pickled = itertools.count()
+"""Counts how often a `Held` was: a number in its class, or a list, would be a change of the dataset."""
 
-    pickled = 0
+
+class Held(Dataset[Any]):
+    """A dataset that knows whether its tensor is the one of the training process."""
 
     def __init__(self, n: int) -> None:
         self.n, self.rows = n, torch.arange(n)
 
     def __getstate__(self) -> dict[str, Any]:
-        Held.pickled += 1
+        next(pickled)
         return self.__dict__
 
     def __len__(self) -> int:
@@ -76,7 +79,7 @@ def test_a_dataset_is_pickled_once_and_its_tensors_are_shared(method: str) -> No
     loader = DataLoader(Held(4_000), batch_size=4, num_workers=1, multiprocessing_context=method)
     pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
-    Held.pickled = 0
+    before = next(pickled)
     rows: list[int] = []
     while len(rows) < 4_000:
         if len(rows) == 100:
@@ -85,7 +88,8 @@ def test_a_dataset_is_pickled_once_and_its_tensors_are_shared(method: str) -> No
         rows += given.tolist()
         assert shared.all()
     assert rows == list(range(4_000))
-    assert Held.pickled == 1
+    assert next(pickled) - before == 1 + 1
+    assert pipeline.why_not == ""
     pipeline.close()
 
 
