@@ -14,6 +14,7 @@ import pytorch_lightning
 import torch
 import torchdata.nodes as nodes
 from busy_machine import eventually
+from processes import started
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -200,7 +201,7 @@ class Spy:
             def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
                 loop = trainer.fit_loop
                 self.threads |= {thread.name for thread in threading.enumerate()}
-                self.children |= {child.pid for child in multiprocessing.active_children()}
+                self.children |= {child.pid for child in started()}
                 self.attributes |= {f"epoch_loop.{name}" for name in vars(loop.epoch_loop)}
                 self.attributes |= {f"source.{name}" for name in vars(loop._data_source)}
                 self.attributes |= {f"loader.{name}" for x in loop._combined_loader.flattened for name in vars(x)}

@@ -17,6 +17,11 @@ def begin() -> None:
     _left.update(multiprocessing.active_children())
 
 
+def started() -> set[BaseProcess]:
+    """Return the processes that this test has started and that are there."""
+    return {*multiprocessing.active_children()} - _left
+
+
 def children() -> int:
-    """Return how many processes that this test has started are there."""
-    return len({*multiprocessing.active_children()} - _left)
+    """Return how many those are."""
+    return len(started())

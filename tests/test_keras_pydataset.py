@@ -27,6 +27,7 @@ import numpy as np
 from busy_machine import eventually
 from keras_cases import exact
 from keras_runs import EAGER, Numbered, compiled, fit
+from processes import children
 
 from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.session import keras_source
@@ -119,7 +120,7 @@ def test_after_an_error_in_the_training_no_worker_is_left() -> None:
         fit(callback, Breaks(), data=data)
     caught.value.__traceback__ = None
     del caught
-    assert eventually(lambda: (gc.collect(), not multiprocessing.active_children())[1])
+    assert eventually(lambda: (gc.collect(), not children())[1])
     history = fit(callback, data=data).history
     assert callback.report["stages"][0]["name"] == "load"
     assert len(history["loss"]) == 1
