@@ -38,8 +38,8 @@ SPREADS = 2.0
 SAME_CPUS = 0.01
 """Share by which the CPUs of the same machine may differ: they are read from quotas and affinities, and rounded."""
 SHIFT, SHIFT_SPREADS = 0.1, 2.5
-"""A change of ln(seconds per batch) that two windows in a row show at an unchanged allocation, and in spreads of it: by
-chance normal errors do that once in 13,000 windows."""
+"""A change of ln(seconds per batch), and in spreads of it, in two windows of one allocation: by chance 1 in 13,000."""
+STALL, STALL_S = 10.0, 10.0  # a choice: beyond so many times the best's, and so many s, the process was stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Net:
         self._charge(totals)
         # A machine that changed once may do so again: it is expected to stay as long as the one before.
         stays_s = totals.wall_s - self._begin_s + min(seen.remaining_s or 0.0, self._lasted_s)
-        self._most_harm_s = self._forgotten_s + MOST_HARM * stays_s + OF_SAVED * self._saved_s
+        self._most_harm_s = self._forgotten_s + MOST_HARM * max(0.0, stays_s) + OF_SAVED * self._saved_s
         self.permit.is_spent = self.harm_s > self._most_harm_s
         self.permit.wall_s = totals.wall_s
         self._rank()
@@ -294,6 +294,7 @@ class Net:
             self._saved_s += max(0.0, steps * (start.batch_s - now.batch_s))
         if best is not None and now is not None and now is not best and steps >= 0 and best.logs:
             spent_s = totals.wait_s + totals.model_s - before.wait_s - before.model_s
+            spent_s = min(spent_s, max(STALL_S, STALL * steps * best.batch_s))
             harm_s = max(spent_s - steps * best.batch_s, -self.harm_s)
             self.harm_s += harm_s
             now.harm_s += harm_s
