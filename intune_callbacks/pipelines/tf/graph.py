@@ -25,8 +25,8 @@ from intune_callbacks.pipelines.tf.objects import held, held_bytes, held_rows, m
 
 __all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph"]
 
-LARGEST_HELD_BYTES = 64 * 2**20
-"""Tensors of the sources are written down once before the first step: 60 MB took .8 s beside load, 240 MB 3.9 s."""
+LARGEST_HELD_BYTES = 32 * 2**20
+"""Tensors of the sources are written down once before the first step: 32 MB took .2 s, 60 .7, 21 MB of strings .3."""
 LARGEST_COPY_BYTES = 16 * 2**20
 """What stays in the graph is copied several times, and looked through, before that: 24 MB took .5 s, 256 MB 19 s."""
 SHARED_FROM = 4096
