@@ -199,6 +199,13 @@ def test_large_tensors_are_neither_in_the_graph_nor_copied(kind: Any) -> None:
     )
 
 
+def test_ragged_rows_stay_in_the_graph() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(tf.RaggedTensor.from_row_lengths(tf.range(6000), [1] * 6000))
+    dataset = dataset.map(lambda row: row, num_parallel_calls=2).prefetch(1)
+    built = rewrite(dataset, "key", live=True).graph.build()
+    assert [row.numpy().tolist() for row in built] == [[number] for number in range(6000)]
+
+
 def test_what_would_take_seconds_to_copy_before_the_first_step_is_refused() -> None:
     slices = tf.data.Dataset.from_tensor_slices
     with pytest.raises(CannotRewrite, match="72 MB of tensors"):

@@ -246,11 +246,11 @@ class DatasetGraph:
                 raise CannotRewrite(f"{node.op} reads a variable or table in a function InTune cannot look into")
 
     def _share_constants(self) -> None:
-        """Have large constants come from outside of the graph: as the user's own tensors where they are the same."""
+        """Have large constants come from outside of the graph, as the user's tensors if they can; ragged rows stay."""
         read = {source_of(text) for node in self.graph.node for text in node.input}
         given = list(held(self.dataset))
-        for node in self.graph.node:
-            if node.op != "Const" or math.prod(self.shape_of(node.name) or ()) < SHARED_FROM:
+        for node in (n for n in self.graph.node if n.op == "Const" and tf.as_dtype(n.attr["dtype"].type) != tf.variant):
+            if math.prod(self.shape_of(node.name) or ()) < SHARED_FROM:
                 continue
             if node.name in read:  # else a function read it, which reads what it captured by now
                 self._captures[node.name] = same_as(node.attr["value"].tensor, given)
