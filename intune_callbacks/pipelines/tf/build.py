@@ -142,8 +142,8 @@ def check() -> None:
         MissingPackage: TensorFlow is not installed.
     """
     path, (version, _) = _own_path(), _tensorflow()
-    if (failed := _failed(path)).exists():
-        raise BuildFailed(f"{failed.read_text(encoding='utf-8')}\n`intune build-tf` tries again")
+    with contextlib.suppress(FileNotFoundError):
+        raise BuildFailed(f"{_failed(path).read_text(encoding='utf-8')}\n`intune build-tf` tries again")
     _compiler_for(version, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,8 @@ def _beside(path: Path, version: str, flags: list[str]) -> None:
             if not path.exists():
                 _compile(path, version, flags)
     except (BuildFailed, OSError) as error:
-        _failed(path).write_text(str(error), encoding="utf-8")
+        (partial := path.with_suffix(f".{os.getpid()}")).write_text(str(error), encoding="utf-8")
+        partial.replace(_failed(path))  # which another training may read at any moment
 
 
 def _failed(path: Path) -> Path:
