@@ -145,6 +145,22 @@ def test_who_makes_the_loader_again_gets_one_of_the_users_class() -> None:
     assert not hasattr(live([1, 2], show_card=False), "__dict__")
 
 
+def test_an_iterator_stays_one_and_a_list_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = DataLoader(range(12), batch_size=4, num_workers=1)
+    batches = live(batch for _ in range(3) for batch in loader)
+    assert [next(batches).sum().item() for _ in range(9)] == [6, 22, 38] * 3
+    assert next(batches, None) is None
+    assert batches.close()["samples"] == 36
+    assert "generator is an iterator, which hides what makes its batches" in " ".join(capsys.readouterr().out.split())
+    rows = live([1, 2, 3], show_card=False)
+    assert rows[1:] == [2, 3]
+    for wrapped in (rows, live(loader, show_card=False)):
+        with pytest.raises(TypeError, match="not an iterator"):
+            next(wrapped)
+    with pytest.raises(TypeError, match="not subscriptable"):
+        wrapped[0]
+
+
 def test_bad_arguments_are_named_all_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         live(slow(), mode="fast", cpus=-1.0)

@@ -123,7 +123,7 @@ def test_what_cannot_be_tuned_is_timed_and_the_card_says_why(capsys: pytest.Capt
     for _ in live((torch.zeros(4) for _ in range(60)), **EAGER):
         time.sleep(0.002)
     out = " ".join(capsys.readouterr().out.split())
-    assert "generator is not a loader InTune knows" in out
+    assert "generator is an iterator, which hides" in out
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

@@ -112,10 +112,14 @@ def find(
         return _grain(loader, clock, max_workers, live)
     if "fastai.data.load" in sys.modules and _is(loader, "fastai.data.load", "DataLoader"):
         return _fastai(loader)
+    name = type(loader).__name__
+    if hasattr(type(loader), "__next__"):
+        why = "an iterator, which hides what makes its batches; give InTune the loader or tf.data.Dataset behind it"
+        return Found(None, f"{name} is {why}")
     return Found(
         None,
-        f"{type(loader).__name__} is not a loader InTune knows; wrap the dataset in torch.utils.data.DataLoader "
-        "or build the pipeline from torchdata.nodes or tf.data",
+        f"{name} is not a loader InTune knows; wrap the dataset in torch.utils.data.DataLoader or build the pipeline "
+        "from torchdata.nodes or tf.data",
     )
 
 

@@ -14,7 +14,7 @@ from intune_callbacks.session.loop_fit import Fit
 
 __all__ = ["Live", "live"]
 
-_OWN = ("_loader", "_place", "_fit", "_end")
+_OWN = ("_loader", "_place", "_fit", "_end", "_running")
 
 
 def live(loader: Any, *more: Any, **arguments: Any) -> Any:
@@ -26,7 +26,8 @@ def live(loader: Any, *more: Any, **arguments: Any) -> Any:
 
     Args:
         loader: a DataLoader, ``torchdata.nodes.Loader`` or ``tf.data.Dataset``; what ``accelerator.prepare`` returned,
-            if you use that. Anything else that can be iterated over is measured, and the report says why no more.
+            if you use that. Anything else that can be iterated over is measured, and the report says why no more; an
+            iterator stays one.
         more: further loaders that the same steps draw from; they are tuned together.
         arguments: those of `InTuneCallback`: ``mode``, ``run_dir``, ``warm_start`` and so on.
 
@@ -63,12 +64,16 @@ class Live:
     _loader: Any
     _fit: Fit | None
     _place: int
+    _running: Iterator[Any]
 
     def __iter__(self) -> Iterator[Any]:
+        return self._begun(self)
+
+    def _begun(self, owner: Any) -> Iterator[Any]:
         if self._fit is None or self._fit.is_closed:
             stock: Iterator[Any] = iter(self._loader)
             return stock
-        return self._fit.iterate(self._place, self)
+        return self._fit.iterate(self._place, owner)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -155,7 +160,16 @@ def _class_for(kind: type) -> type[Live]:
 
     # Whoever makes a loader again, with another sampler, asks `__init__` for its arguments first.
     own = {"__slots__": (), "__new__": another, "__init__": kind.__init__, "__module__": __name__}  # type: ignore[misc]
-    return type("Live", (Live,), own)
+    # Many ask a type what it can do, so it has of these what the user's has.
+    more = {"__next__": _next, "__getitem__": lambda itself, key: itself._loader[key]}
+    return type("Live", (Live,), own | {name: method for name, method in more.items() if hasattr(kind, name)})
+
+
+def _next(itself: Live) -> Any:
+    if not hasattr(itself, "_running"):
+        # Not held by it in turn: the report is made when nothing refers to the `Live` any more.
+        object.__setattr__(itself, "_running", itself._begun(None))
+    return next(itself._running)
 
 
 def _itself(loader: Any) -> Any:
