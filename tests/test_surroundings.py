@@ -8,6 +8,7 @@ import decimal
 import errno
 import importlib
 import itertools
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from intune_callbacks.pipelines.torch.loader import MapLoader
+from intune_callbacks.pipelines.workers.surroundings import Surroundings
+from intune_callbacks.pipelines.workers.wire import Wire
 from intune_callbacks.types import Clock
 
 MATRIX = torch.rand(4, 4, generator=torch.Generator().manual_seed(1))
@@ -216,6 +219,31 @@ def test_a_pipe_that_the_training_closes_is_at_its_end() -> None:
         assert len(list(batches)) == 7
     finally:
         pipeline.close()
+
+
+def test_what_has_got_the_number_of_a_closed_pipe_stays_open() -> None:
+    reader, writer = os.pipe()
+    seen = os.fstat(writer)
+    Surroundings(None, strange={writer: (seen.st_dev, seen.st_ino + 1)}).run(lambda: None)
+    os.write(writer, b"here")
+    assert os.read(reader, 4) == b"here"
+    Surroundings(None, strange={writer: (seen.st_dev, seen.st_ino)}).run(lambda: None)
+    assert os.read(reader, 4) == b""  # nobody has the other end
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_wire_that_is_closed_writes_into_no_other_file(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    wire, number = Wire(ours, None), ours.fileno()
+    with (tmp_path / "other").open("wb") as other:
+        wire.close()
+        os.dup2(other.fileno(), number)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            wire.send(None)
+    os.close(number)
+    theirs.close()
+    assert (tmp_path / "other").read_bytes() == b""
 
 
 def test_a_module_that_another_thread_is_importing_can_be_imported(

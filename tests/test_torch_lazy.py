@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+from multiprocessing.util import Finalize
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -214,6 +216,25 @@ def test_workers_are_let_go_with_the_last_batch_as_the_stock_iterator_does() -> 
     assert len(list(iterator)) == ROWS // BATCH
     assert children() == 0 and engines() == []
     assert iterator.engine is not None  # it is still here, and ours
+    pipeline.close()
+
+
+def fails_at_its_end(worker: int) -> None:
+    Finalize(None, os._exit, args=(1,), exitpriority=0)
+
+
+def test_the_users_workers_are_let_go_whatever_they_end_with() -> None:
+    """Where one of its workers ends with an error torch raises in the training. In Python 3.11 all do that a thread of
+    TensorFlow's has forked."""
+    loader = DataLoader(Rows(sleep_s=0.01), batch_size=BATCH, num_workers=2, worker_init_fn=fails_at_its_end)
+    pipeline = find(loader).pipeline
+    iterator = pipeline.adopt(iter(loader))
+    next(iterator)
+    stock = iterator._workers
+    pipeline.resize({"load": 3})
+    assert len(list(iterator)) == ROWS // BATCH - 1
+    assert iterator.engine is not None
+    assert [worker.exitcode for worker in stock] == [1, 1]
     pipeline.close()
 
 

@@ -30,9 +30,15 @@ TORCH: Mapping[str, tuple[str, ...]] = {
     f"{_LOADER}:DataLoader": ("_auto_collation", "_dataset_kind", "_get_iterator", "_index_sampler", "in_order"),
     f"{_LOADER}:_DatasetKind": ("Map", "create_fetcher"),
     f"{_LOADER}:_SingleProcessDataLoaderIter": _ITERATOR,
-    f"{_LOADER}:_MultiProcessingDataLoaderIter": (*_ITERATOR, *RUNNING, "_process_data", "_shutdown_workers"),
+    f"{_LOADER}:_MultiProcessingDataLoaderIter": (
+        *_ITERATOR,
+        *RUNNING,
+        "_process_data",
+        "_shutdown_workers",
+        "_worker_pids_set",
+    ),
     "torch.utils.data._utils.pin_memory": ("pin_memory",),
-    "torch.utils.data._utils.signal_handling": ("_set_worker_signal_handlers",),
+    "torch.utils.data._utils.signal_handling": ("_remove_worker_pids", "_set_worker_signal_handlers"),
     "torch.utils.data._utils.worker": ("WorkerInfo", "_worker_info"),
     "torch.accelerator": ("current_accelerator", "current_device_index", "is_available", "set_device_index"),
 }

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 __all__ = ["Kept", "LikeStock", "Numbered", "Stock", "going_on", "shown_by"]
@@ -93,9 +94,15 @@ class Stock:
         Args:
             waiting: until they have ended, as torch does; False leaves that to a thread.
         """
-        shutdown = getattr(self.iterator, "_shutdown_workers", None)
+        iterator = self.iterator
+        shutdown = getattr(iterator, "_shutdown_workers", None)
         if shutdown is None:
             return
+        if getattr(iterator, "_worker_pids_set", False):
+            # Else torch raises in the training when one ends with an error, as all do in Python 3.11 that a thread of
+            # TensorFlow's has forked.
+            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+            iterator._worker_pids_set = False
         if not waiting:
             with suppress(RuntimeError):  # no thread is to be had
                 threading.Thread(target=shutdown, daemon=True, name="intune-end").start()

@@ -44,7 +44,7 @@ class Surroundings:
         cpus: those the thread may run on, None where that cannot be read.
         pipes: descriptors of open pipes, and which these are; None where a process inherits none.
         thread: what else a fork copies of the thread; a new interpreter begins without it.
-        strange: descriptors of pipes that were opened since then.
+        strange: the pipes that were opened since then, as `pipes`.
         places: where each file that was open for reading stood, as `places` returns them.
         hangs_up: whether connections to servers end in it: one process may speak through one, not several.
     """
@@ -54,7 +54,7 @@ class Surroundings:
     cpus: set[int] | None = None
     pipes: dict[int, tuple[int, int]] | None = None
     thread: Thread | None = None
-    strange: tuple[int, ...] = ()
+    strange: dict[int, tuple[int, int]] = field(default_factory=dict)
     places: Places = field(default_factory=dict)
     hangs_up: bool = False
 
@@ -93,8 +93,8 @@ class Surroundings:
         """Return the same for a process that is about to start, which inherits what is open now."""
         if self.pipes is None:
             return self
-        strange = (fd for fd, which in (_pipes() or {}).items() if self.pipes.get(fd) != which)
-        return replace(self, strange=tuple(fd for fd in strange if fd > STDERR))
+        now = (_pipes() or {}).items()
+        return replace(self, strange={fd: which for fd, which in now if fd > STDERR and self.pipes.get(fd) != which})
 
     def run(self, work: Callable[[], None]) -> None:
         """Put them into force in this process, as far as that is possible, and do the work of it.
@@ -224,11 +224,13 @@ def _hang_up() -> None:
     socket.setdefaulttimeout(before)
 
 
-def _let_go(descriptors: tuple[int, ...]) -> None:
+def _let_go(pipes: dict[int, tuple[int, int]]) -> None:
     """Hold open no more what these stand for: as long as any process does, its other end waits."""
-    if descriptors:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for fd in descriptors:  # not closed: the next file would get the number, and be closed by whoever had it
+    if pipes:
+        now, nothing = _pipes() or {}, os.open(os.devnull, os.O_RDWR)
+        # Between the look and the fork a thread may have closed one, and what this process needs may have its number.
+        # Not closed: the next file would get the number, and be closed by whoever had it.
+        for fd in [fd for fd, which in pipes.items() if now.get(fd) == which]:
             os.dup2(nothing, fd, inheritable=False)
         os.close(nothing)
 

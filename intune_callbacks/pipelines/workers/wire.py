@@ -177,4 +177,5 @@ class Wire:
             at += got
 
     def close(self) -> None:
+        self._descriptor = -1  # the next file gets the number
         self._connection.close()
