@@ -93,6 +93,14 @@ def test_storage() -> None:
     assert 2.0 < cause.gain <= promised(10.0)
 
 
+def test_storage_on_a_machine_that_others_keep_busy() -> None:
+    (cause,) = causes(window((stage("load", 1, knob=LOADER), rate(0.030, 0.0015)), period_s=0.030, idle=0.0))
+    assert (cause.kind, cause.line, cause.gain) == ("storage", "", 1.0)
+    assert cause.sentence == (
+        "each batch of 'load' waits 28 ms for its reads and computes 1.5 ms; no CPU is free for more workers"
+    )
+
+
 def test_storage_at_the_end_of_its_cycle_has_nothing_to_paste() -> None:
     seen = window((stage("interleave", 8, 8, kind="io", knob=INTERLEAVE), rate(0.0056, 13e-6, items=14.0)))
     (cause,) = causes(seen)

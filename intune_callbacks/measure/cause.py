@@ -106,7 +106,7 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
         return if_it_pays(Cause("loader", "", sentence, hint.line, gain))
     found = advise(seen, _most(seen, known), share=known.share)
     why = "" if found.gain >= LEAST_GAIN else "; from a worker it would not come sooner"
-    if why and seen.cpus_had - seen.cpus_busy < 1.0 - CPUS_BUSY:
+    if why and _is_crowded(seen):
         why = "; no CPU is free for a worker"
     sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}{why or MEANWHILE}"
     if stage.when == "user" and not why:
@@ -212,10 +212,16 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
             longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"
             sentence += f"; it reads {stage.current} files at once, as many as its cycle_length: {longer} "
             sentence += "overlaps more waits, and changes the order of the samples"
+        elif _is_crowded(seen):
+            sentence += "; no CPU is free for more workers"
         return Cause("storage", stage.name, sentence, line, found.gain)
     free = max(0.0, seen.cpus_had - seen.cpus_busy)
     sentence = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
     return Cause("workers", stage.name, f"{sentence}, while {free:.1f} of {_cpus(seen)} are free", line, found.gain)
+
+
+def _is_crowded(seen: Measured) -> bool:
+    return seen.cpus_had - seen.cpus_busy < 1.0 - CPUS_BUSY
 
 
 def _cpus(seen: Measured) -> str:
