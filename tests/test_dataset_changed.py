@@ -21,6 +21,7 @@ from processes import children
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 
+from intune_callbacks import live
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.torch.loader import MapLoader
@@ -154,6 +155,37 @@ def test_workers_that_live_on_begin_the_next_epoch_alone() -> None:
         assert "changed" in pipeline.why_not
     finally:
         pipeline.close()
+
+
+def test_why_no_worker_came_is_said_while_it_holds() -> None:
+    dataset = Epochal()
+    loader = DataLoader(dataset, batch_size=4, num_workers=1)
+    pipeline = MapLoader(loader, clock=Clock())
+    pipeline.prepare()
+    try:
+        for number, _ in enumerate(loader):
+            dataset.epoch = 1
+            if number == 3:
+                assert pipeline.resize({"load": 4}) == {"load": 1, "load.window": 2}
+        (hint,) = pipeline.late_hints
+        assert (hint.kind, hint.stage) == ("order", "load") and "num_workers stays 1 while it runs" in hint.what
+        for _ in loader:
+            pipeline.resize({"load": 2})
+        assert not pipeline.late_hints
+    finally:
+        pipeline.close()
+
+
+def test_the_card_says_why_no_worker_came(capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = Epochal()
+    options: dict[str, Any] = {"decide_every_s": 0.05, "decide_every_batches": 2, "warmup_batches": 2, "cpus": 8.0}
+    loader = live(DataLoader(ConcatDataset([dataset] * 4), batch_size=4, num_workers=1), **options)
+    for _ in loader:
+        dataset.epoch += 1
+    report = loader.close()
+    assert report["changes"] == 0 and report["verdict"] == "input-bound"
+    assert "the training changed the dataset" in report["cause"] and report["next"] == report["cause"]
+    assert "nothing to change" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", CHANGES)

@@ -20,6 +20,7 @@ from torch.utils.data.dataloader import (
 )
 
 from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, windowed
+from intune_callbacks.pipelines.given import CHANGED
 from intune_callbacks.pipelines.torch.engine import WORKERS, Engines
 from intune_callbacks.pipelines.torch.iterator import LoaderIterator
 from intune_callbacks.pipelines.torch.reach import Seam, attributes, dataset_of, has_own_iterator, hidden_in, is_of
@@ -37,6 +38,10 @@ DEPENDS = (
 STAYS = (
     "made in a new worker, a batch raised {}; yours made it: items of {} seem to depend on those before them, so "
     "num_workers stays {}"
+)
+CHANGES = (
+    "the training changed the dataset after its workers had started, and one that starts later would get it as it is "
+    "then: num_workers stays {} while it runs, and is yours to set"
 )
 STOCK = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 
@@ -174,12 +179,14 @@ class MapLoader:
 
     @property
     def late_hints(self) -> tuple[Hint, ...]:
-        """What has shown of the dataset and the sampler."""
+        """What has shown of dataset and sampler; that the dataset was changed, while that keeps workers away."""
         engines = self._engines
         sampling, window = engines.sampling, engines.own[1]
         if engines.stays:
             kind = type(dataset_of(self._loader)).__name__
             return (Hint(STAYS.format(engines.stays, kind, engines.own[0]), "", "order", WORKERS),)
+        if CHANGED in engines.why_not:
+            return (Hint(CHANGES.format(engines.workers), "", "order", WORKERS),)
         if not sampling.why:
             return ()
         return (Hint(DEPENDS.format(sampling.name, sampling.why, window if self._loader.num_workers else 0)),)
