@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import queue
 import random
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +35,12 @@ class Rows(Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([float(index)])
+
+
+class Waiting(Rows):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.003)
+        return super().__getitem__(index)
 
 
 class Batches(Sampler):
@@ -315,6 +322,18 @@ def test_one_that_the_training_changes_late_is_held_from_then_on() -> None:
     load, window = pipeline.stages()
     assert (load.high, window.low, window.high, window.current) == (4, 4, 4, 4)
     pipeline.close()
+
+
+def test_the_card_says_that_the_sampler_keeps_workers_away() -> None:
+    options: dict[str, Any] = {"decide_every_s": 0.05, "decide_every_batches": 2, "warmup_batches": 2, "cpus": 8.0}
+    # As many workers as batches may be in flight: the sampler allows no more from the start.
+    loader = live(DataLoader(Waiting(), batch_sampler=Drawing(), num_workers=2, prefetch_factor=1), **options)
+    for _ in range(2):
+        for _ in loader:
+            pass
+    report = loader.close()
+    assert report["verdict"] == "input-bound"
+    assert report["cause"].startswith("Drawing draws from the global random state")
 
 
 def test_a_loader_without_workers_reads_nothing_ahead() -> None:

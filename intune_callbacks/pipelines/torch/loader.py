@@ -189,7 +189,9 @@ class MapLoader:
             return (Hint(CHANGES.format(engines.workers), "", "order", WORKERS),)
         if not sampling.why:
             return ()
-        return (Hint(DEPENDS.format(sampling.name, sampling.why, window if self._loader.num_workers else 0)),)
+        most = window if self._loader.num_workers else 0
+        about = {"kind": "order", "stage": WORKERS} if engines.workers >= most else {}  # else it is not what limits
+        return (Hint(DEPENDS.format(sampling.name, sampling.why, most), **about),)
 
     def stats(self) -> PipelineStats:
         iterator, engines = self._iterator(), self._engines
