@@ -351,7 +351,7 @@ def test_a_killed_worker_is_an_error_at_its_batch_and_training_could_go_on() -> 
 def test_a_hanging_worker_times_out_and_closing_does_not_wait_for_it() -> None:
     pipeline, iterator = adopted(Faulty(13, "hang"), num_workers=1, timeout=1)
     got = [next(iterator).tolist() for _ in range(3)]
-    with pytest.raises(RuntimeError, match="timed out after 1 s"):
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds"):
         next(iterator)
     begin_s = time.monotonic()
     pipeline.close()

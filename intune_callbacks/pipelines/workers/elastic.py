@@ -216,7 +216,7 @@ class ElasticMap(Generic[Y]):
             if line.is_drained():
                 raise StopIteration
             if deadline_s is not None and time.monotonic() > deadline_s:
-                raise RuntimeError(f"stage {self.name!r} timed out after {self._timeout_s} s")
+                raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")  # torch's words
             if begin_s is None:
                 begin_s = self._clock.wall()
             wait_s = WAIT_S if deadline_s is None else min(WAIT_S, max(0.001, deadline_s - time.monotonic()))
