@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         code = int(options.command(options))
-        sys.stdout.flush()
+        print(end="", flush=True)  # sys.stdout is None where it was closed before
         return code
     except (BadData, BuildFailed, ConfigError, MissingPackage) as error:
         print(f"intune: {error}", file=sys.stderr)
@@ -64,9 +64,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="intune", description="Run recipes whose input tunes itself.")
+    parser = argparse.ArgumentParser(prog="intune", description="Look at what InTune did; run recipes.")
     parser.add_argument("--version", action="version", version=f"intune {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add = commands.add_parser
+
+    def add_described(name: str, *, help: str, **more: Any) -> argparse.ArgumentParser:
+        return add(name, help=help, description=f"{help[0].upper()}{help[1:]}.", **more)
+
+    # By itself argparse says what a command does beside the others only, not where somebody asks for its help.
+    commands.add_parser = add_described  # type: ignore[assignment, method-assign]
 
     # Recipes and examples build upon this package, so they bring their commands along, not it theirs.
     for entry in entry_points(group=COMMANDS):
@@ -144,6 +151,7 @@ def _watch(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from intune_callbacks.doctor import examine, text
 
+    _quiet_tensorflow()
     print(text(examine()))
     return 0
 
@@ -178,8 +186,14 @@ def _pretrain(options: argparse.Namespace) -> int:
 def _build_tf(options: argparse.Namespace) -> int:
     from intune_callbacks.pipelines.tf import build as tf_build
 
+    _quiet_tensorflow()
     print(tf_build.ship() if options.ship else tf_build.build(force=options.force))
     return 0
+
+
+def _quiet_tensorflow() -> None:
+    """Leave out what TensorFlow prints at its start, as the recipes do: who asked for our words looks for them."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def _complete(options: argparse.Namespace) -> int:

@@ -37,6 +37,8 @@ PACKAGES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("transformers",), "InTuneCallback for the Trainer of Hugging Face", "transformers"),
     (("tensorflow", "tensorflow-cpu"), "tf.data", "tensorflow"),
     (("nvidia-ml-py",), "how busy the GPU is", "gpu"),
+    (("plotly",), "report.html, the page of a run", "report"),
+    (("rich",), "the coloured card, and intune watch on a terminal", "report"),
     (("numba",), "the fast parser of Criteo text in dlrm_examples", "criteo"),
 )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from intune_callbacks.config import MODES
+from intune_callbacks.words import COLUMNS
 
 from . import names, needs, source, summary
 
@@ -35,7 +37,7 @@ def add(commands: Any) -> None:
 
     run = commands.add_parser("run", help="run a recipe, or an edited copy of one")
     run.add_argument("name", metavar="NAME|FILE", help="one of `intune ls`, or a configuration file")
-    run.add_argument("words", metavar="key=value", nargs="*", help=OVERRIDES)
+    run.add_argument("words", metavar="key=value", nargs="*", default=[], help=OVERRIDES)
     run.add_argument("--mode", choices=MODES, help="what the tuner does; wins over the recipe")
     run.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
     run.set_defaults(command=_run)
@@ -68,9 +70,11 @@ def _add_plan(commands: Any) -> None:
 
 def _ls(options: argparse.Namespace) -> int:
     width, wide = (max(len(word(name)) for name in names()) for word in (str, needs))
+    indent = (width + 2 + wide + 2) * " "
     for name in names():
-        print(f"{name:<{width}}  {needs(name):<{wide}}  {summary(name)}")
-    print("\n[...] is the extra that a recipe needs, as in: python -m pip install '.[dlrm]'     in a clone")
+        begin = f"{name:<{width}}  {needs(name):<{wide}}  "
+        print(textwrap.fill(summary(name), COLUMNS, initial_indent=begin, subsequent_indent=indent))
+    print("\n[...] is the extra a recipe needs; in a clone: python -m pip install '.[dlrm]'")
     return 0
 
 

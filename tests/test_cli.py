@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -13,12 +14,15 @@ import pytest
 from dlrm_examples import recipes
 from intune_callbacks import __version__, cli
 from intune_callbacks.errors import install_line
+from intune_callbacks.words import COLUMNS
 
 
 def test_ls_names_every_recipe_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ls"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= COLUMNS
     *lines, empty, told = lines
+    lines = re.sub(r"\n +", " ", "\n".join(lines)).splitlines()
     assert [line.split()[0] for line in lines] == list(recipes.names())
     needed = {line.split()[0]: line for line in lines}
     assert " [dlrm-keras] " in needed["dlrm-keras"] and " [dlrm], TorchRec " in needed["dlrm-lightning-hybrid"]
@@ -113,6 +117,23 @@ def test_wrong_command_line_exits_with_2(words: list[str]) -> None:
     assert exit_.value.code == 2
 
 
+def test_what_may_be_left_out_is_not_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run"])
+    assert capsys.readouterr().err.endswith("the following arguments are required: NAME|FILE\n")
+
+
+@pytest.mark.parametrize("command", ["demo", "report", "watch"])
+def test_the_help_of_a_command_says_what_it_does(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    said = re.search(rf"^    {command} +(.+)$", capsys.readouterr().out, re.MULTILINE)
+    assert said is not None
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert f"\n\n{said[1].capitalize()}.\n\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
@@ -188,6 +209,12 @@ def test_nobody_has_to_read_to_the_end() -> None:
     with run.stderr as said:
         assert said.read() == b""
     assert run.wait(60) == 1
+
+
+def test_a_closed_stdout_is_no_error() -> None:
+    code = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'intune_callbacks', 'ls'])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_a_package_whose_commands_are_broken_breaks_no_other(

@@ -17,9 +17,21 @@ from intune_callbacks.types import Resources
 
 BUILT, POSSIBLE, IMPOSSIBLE = (True, True), (False, True), (False, False)
 ALL = dict.fromkeys(
-    ("torch", "torchdata", "lightning", "keras", "transformers", "tensorflow-cpu", "nvidia-ml-py", "numba"), "1.2.3"
+    (
+        "torch",
+        "torchdata",
+        "lightning",
+        "keras",
+        "transformers",
+        "tensorflow-cpu",
+        "nvidia-ml-py",
+        "numba",
+        "plotly",
+        "rich",
+    ),
+    "1.2.3",
 )
-OLDEST = {"torch": "1.2", "pytorch-lightning": "1.2.3", "tensorflow": "1", "plotly": "6.0"}
+OLDEST = {"torch": "1.2", "pytorch-lightning": "1.2.3", "tensorflow": "1", "plotly": "1.1", "shtab": "6.0"}
 
 
 class Fixed:
@@ -58,6 +70,8 @@ def test_all_is_well() -> None:
         ("tensorflow-cpu", "tensorflow", "tensorflow"),
         ("nvidia-ml-py", "nvidia-ml-py", "gpu"),
         ("numba", "numba", "criteo"),
+        ("plotly", "plotly", "report"),
+        ("rich", "rich", "report"),
     ],
 )
 def test_what_is_missing_comes_with_its_line_of_pip(package: str, name: str, extra: str) -> None:
@@ -77,8 +91,9 @@ def test_what_is_missing_comes_with_its_line_of_pip(package: str, name: str, ext
         ("lightning", "1.2.2", "pytorch-lightning", True),
         ("lightning", "1.2.3rc1", "pytorch-lightning", False),
         ("tensorflow-cpu", "0.9", "tensorflow", True),
-        ("plotly", "5.24.1", "plotly", True),
-        ("plotly", "6.0.0", "plotly", False),
+        ("plotly", "1.0.9", "plotly", True),
+        ("shtab", "5.24.1", "shtab", True),
+        ("shtab", "6.0.0", "shtab", False),
     ],
 )
 def test_what_is_too_old_comes_with_its_line_of_pip(package: str, given: str, name: str, is_old: bool) -> None:
