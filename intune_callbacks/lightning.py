@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from intune_callbacks.errors import MissingPackage
@@ -12,6 +16,7 @@ from intune_callbacks.session.lightning_fit import Fit
 __all__ = ["InTuneCallback"]
 
 _NAMES = ("pytorch_lightning", "lightning.pytorch")
+_SHARED = "lightning_utilities.core.rank_zero"
 _NOT_USED = (
     "on_train_batch_start",
     "on_before_zero_grad",
@@ -21,14 +26,30 @@ _NOT_USED = (
 )
 
 
+@contextmanager
+def _first_is_heard() -> Iterator[None]:
+    """Have the Lightning that the user has imported keep its logger and its format of warnings.
+
+    Both write them to the same place when they are imported: the levels that were set for the first one's logger would
+    not be in force any more.
+    """
+    shared = sys.modules.get(_SHARED)
+    is_there = any(name in sys.modules for name in _NAMES)
+    log, form = getattr(shared, "log", None), warnings.formatwarning
+    yield
+    if is_there and log is not None:
+        shared.log, warnings.formatwarning = log, form  # type: ignore[union-attr]
+
+
 def _callback_bases() -> tuple[type, ...]:
     """Return the `Callback` class of every installed Lightning; both are small once torch is loaded."""
     bases: dict[type, None] = {}
-    for name in _NAMES:
-        try:
-            bases[importlib.import_module(f"{name}.callbacks").Callback] = None
-        except ImportError:
-            continue
+    with _first_is_heard():
+        for name in _NAMES:
+            try:
+                bases[importlib.import_module(f"{name}.callbacks").Callback] = None
+            except ImportError:
+                continue
     if not bases:
         raise MissingPackage("pytorch-lightning", "lightning")
     return tuple(bases)

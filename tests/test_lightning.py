@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
+import logging
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning_runs as runs
@@ -16,6 +20,7 @@ import torch
 from lightning_runs import EAGER, LIGHTNING, Memory, Spy, fit, slow_graph
 
 from intune_callbacks import ConfigError, TunerConfig
+from intune_callbacks import lightning as ours
 from intune_callbacks.errors import install_line
 from intune_callbacks.lightning import InTuneCallback
 from intune_callbacks.pipelines.torch.iterator import LoaderIterator
@@ -239,3 +244,28 @@ def test_a_dataloader_works_in_threads_when_asked_for(kind: str, monkeypatch: py
     runs.make_trainer(LIGHTNING, callback, spy).fit(runs.make_model(LIGHTNING), runs.shuffled())
     assert "intune-load" in spy.threads
     assert bool(spy.children) == (kind == "process")
+
+
+@pytest.mark.parametrize("first", ["pytorch_lightning", "lightning.pytorch"])
+def test_the_lightning_that_is_imported_first_keeps_its_logger(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages went to the other one's, where the level a user had set was not in force."""
+    pytest.importorskip("lightning.pytorch")
+    pytest.importorskip("pytorch_lightning")
+    shared = importlib.import_module("lightning_utilities.core.rank_zero")
+    imported = importlib.import_module
+    log, form = logging.getLogger(first), warnings.formatwarning
+    monkeypatch.setattr(shared, "log", log)
+    for name in ours._NAMES:
+        if name != first:
+            monkeypatch.delitem(sys.modules, name)
+
+    def importing(name: str) -> Any:  # what both do at their first import
+        if name != f"{first}.callbacks":
+            shared.log, warnings.formatwarning = logging.getLogger(name), lambda *_: ""
+            return SimpleNamespace(Callback=type("Callback", (), {}))
+        return imported(name)
+
+    monkeypatch.setattr(warnings, "formatwarning", form)
+    monkeypatch.setattr(ours.importlib, "import_module", importing)
+    assert len(ours._callback_bases()) == 2
+    assert (shared.log, warnings.formatwarning) == (log, form)
