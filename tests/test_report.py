@@ -20,6 +20,7 @@ from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.report import Report, Span, StageRow, write_report
 from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Hint
+from intune_callbacks.words import COLUMNS, wrapped
 
 KEYS = {
     *("verdict", "before", "after", "decisions", "mode", "mode_source", "stages", "versions", "auc", "frozen"),
@@ -268,6 +269,8 @@ def test_the_start_of_workers_each_epoch_is_said_with_the_line() -> None:
     assert rows["whole"].endswith(
         "\n160 samples/s while it runs, 80 with the start of each epoch: persistent_workers=True"
     )
+    folded = wrapped(end_card(build_report(summary))).splitlines()
+    assert "persistent_workers=True" in " ".join(folded) and max(map(len, folded)) <= COLUMNS
     assert rows["also"].startswith("each epoch begins with 1.5 s of starting 1 worker anew, ")
     report = build_report(replace(summary, mode="advise"))
     assert report.next.splitlines()[1:] == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1"]

@@ -52,9 +52,15 @@ def end_card(report: Report, folder: Path | None = None) -> str:
     lines = [f"{f'{name}  {verdict}':<34}  {facts}"]
     for label, text in rows:
         first, *code = text.splitlines() or [""]
-        folded = textwrap.wrap(first, WIDTH, break_on_hyphens=False) if label in WORDS else [first]
+        folded = _folded(first) if label in WORDS else [first]
+        if label == "whole":  # below its figures a sentence
+            code = [part for line in code for part in _folded(line)]
         lines.append(f"{label:<6}  " + ("\n" + 8 * " ").join([*folded, *code]))
     return "\n".join(lines)
+
+
+def _folded(sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, WIDTH, break_on_hyphens=False)
 
 
 def card_rows(report: Report, folder: Path | None = None) -> list[tuple[str, str]]:
