@@ -59,6 +59,7 @@ def child_main(
         surroundings: that it is to work in.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))  # blocked by `interrupts_wait`
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # What came with the fork is the parent's to finalise.
     gc.freeze()

@@ -15,7 +15,7 @@ from intune_callbacks.pipelines.workers.child import Given, Starts, child_main
 from intune_callbacks.pipelines.workers.payload import Payload
 from intune_callbacks.pipelines.workers.surroundings import Surroundings
 from intune_callbacks.pipelines.workers.wire import Reducer, Wire
-from intune_callbacks.pipelines.workers.worker import READY_S, Child, RemoteTraceback, Told
+from intune_callbacks.pipelines.workers.worker import READY_S, Child, RemoteTraceback, Told, interrupts_wait
 
 __all__ = ["ProcessPool"]
 
@@ -55,9 +55,9 @@ class ProcessPool:
         self._given: Given = (fn, start)
         self._context, self._reducer = context, reducer
         self._payload: Payload | None = None
-        method = str(context.get_start_method())
-        self._is_sent = method in SENDING
-        self._surroundings = (surroundings or Surroundings.now()).inherited_by(method)
+        self._method = str(context.get_start_method())
+        self._is_sent = self._method in SENDING
+        self._surroundings = (surroundings or Surroundings.now()).inherited_by(self._method)
         self._idle: list[tuple[Child, float]] = []
         self._reaper: threading.Timer | None = None
         self._all: dict[int, Child] = {}
@@ -131,7 +131,8 @@ class ProcessPool:
                     args=(theirs, given, parts, worker_id, self._reducer, self._starter(), surroundings),
                     daemon=True,
                 )
-                process.start()
+                with interrupts_wait(self._method):
+                    process.start()
                 try:
                     child = Child(process, Wire(ours, self._reducer), payload, self._told, worker_id == 0)
                 except BaseException:  # no thread is to be had
@@ -160,7 +161,7 @@ class ProcessPool:
 
     def _starter(self) -> int | None:
         """Return our process id, if children may end with the thread that starts them: the main one lives as long."""
-        forks = self._context.get_start_method() != "forkserver"  # there the server is the parent
+        forks = self._method != "forkserver"  # there the server is the parent
         return os.getpid() if forks and threading.current_thread() is threading.main_thread() else None
 
     def call(self, child: Child, item: Any, cancelled: Callable[[], bool]) -> tuple[Any, float, int]:

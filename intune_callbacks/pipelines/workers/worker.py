@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from intune_callbacks.pipelines.workers.payload import Payload
 from intune_callbacks.pipelines.workers.wire import Wire
 
-__all__ = ["READY_S", "Child", "RemoteTraceback", "Told", "is_of_worker"]
+__all__ = ["READY_S", "Child", "RemoteTraceback", "Told", "interrupts_wait", "is_of_worker"]
 
 # How often whoever waits for a process to begin looks whether it is still wanted: a choice. A look costs microseconds,
 # and nobody notices a worker that leaves so much later.
@@ -28,6 +31,35 @@ class RemoteTraceback(Exception):
 def is_of_worker(error: Exception) -> bool:
     """Return whether the user's code raised it in a worker process; a StopIteration there is an end and no error."""
     return isinstance(error.__cause__, RemoteTraceback) and not isinstance(error, StopIteration)
+
+
+@contextmanager
+def interrupts_wait(method: str) -> Iterator[None]:
+    """Have Ctrl+C wait while a process is started; `child_main` lets it come again.
+
+    A terminal sends it to all processes, also to one that does not ignore it yet. And what it raises here inside a fork
+    is lost: Python runs functions around that, and prints what comes out of them.
+
+    Args:
+        method: the start method; a fork server starts its children apart from this, and would keep the signal blocked.
+    """
+    if method == "forkserver":
+        yield
+        return
+    came: list[tuple[Any, ...]] = []
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    # Other threads of this process are told all the same, and then the main one's handler is called.
+    if callable(handler):
+        signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if callable(handler):
+            signal.signal(signal.SIGINT, handler)
+            if came:
+                handler(*came[-1])
 
 
 class Told:
