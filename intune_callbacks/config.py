@@ -100,7 +100,7 @@ def number_problem(name: str, given: object, low: float, high: float) -> Iterabl
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the closest allowed word, or an empty string."""
-    close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(given.lower(), list(allowed), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

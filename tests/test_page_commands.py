@@ -17,6 +17,7 @@ from intune_callbacks.record.card import end_card
 from intune_callbacks.record.report import Report
 from intune_callbacks.show.page import commands
 from intune_callbacks.show.page.commands import at_the_end
+from intune_callbacks.words import COLUMNS, duration, wrapped
 
 
 @pytest.fixture
@@ -34,10 +35,24 @@ def test_report_prints_the_card_and_writes_the_page(tmp_path: Path, capsys: pyte
     report = make_run(tmp_path)
     assert cli.main(["report", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(end_card(Report.from_json(report)))
+    assert printed.startswith(wrapped(end_card(Report.from_json(report))))
     assert str(tmp_path / "report.html") in printed
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_of_a_run_that_was_killed_is_told_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path)
+    (tmp_path / "report.json").unlink()
+    history = tmp_path / "history.jsonl"
+    line = history.read_text().splitlines()[0]
+    seconds = json.loads(line)["observation"]["elapsed_s"]
+    history.write_text(line + "\n")
+    cli.main(["report", str(tmp_path)])
+    *lines, _, page = capsys.readouterr().out.splitlines()
+    assert "the page is in" in page
+    assert f"NOT FINISHED                {duration(seconds)}, nothing was changed" in lines[0]
+    assert not [line for line in lines if line.startswith("mode")] and max(map(len, lines)) <= COLUMNS
 
 
 def test_report_writes_where_it_is_told_and_opens_it(tmp_path: Path, opened: Path) -> None:
@@ -68,7 +83,7 @@ def test_without_a_package_the_card_is_printed_and_the_line_of_pip(
     report = make_run(tmp_path)
     assert cli.main(["report", str(tmp_path)]) == 2
     printed = capsys.readouterr()
-    assert printed.out.startswith(end_card(Report.from_json(report)))
+    assert printed.out.startswith(wrapped(end_card(Report.from_json(report))))
     assert f"{package} is not installed; run: {install_line('report')}" in printed.err
     assert at_the_end(tmp_path) is None
     assert not (tmp_path / "report.html").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from intune_callbacks.measure.advice import PERSISTENT
 from intune_callbacks.measure.predict import WAITS
-from intune_callbacks.record.report import REPORT, Report, Side, Span, StageRow
+from intune_callbacks.record.report import NOT_KNOWN, REPORT, Report, Side, Span, StageRow
 from intune_callbacks.words import (
     ARROW,
     SLOWER,
@@ -76,7 +76,7 @@ def card_rows(report: Report, folder: Path | None = None) -> list[tuple[str, str
     rows += [("before", _line(report, report.before, "first")), ("after", last)] if report.changes else [("now", last)]
     rows += [("whole", texts["whole"]), *(("also", text) for text in texts["also"].splitlines())]
     rows += [(key, texts[key]) for key in ("warm", "ranks", "frozen")]
-    if report.mode_source != "default":
+    if report.mode_source not in ("default", NOT_KNOWN):
         rows.append(("mode", f"{report.mode}, from {_where(report.mode_source)}"))
     written = [name for name in FILES if folder is not None and (folder / name).is_file()]
     if written:

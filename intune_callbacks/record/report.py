@@ -15,9 +15,9 @@ from intune_callbacks.record.files import write_whole
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import number
 
-__all__ = ["REPORT", "Memory", "Report", "Side", "Span", "StageRow", "write_report"]
+__all__ = ["NOT_KNOWN", "REPORT", "Memory", "Report", "Side", "Span", "StageRow", "write_report"]
 
-REPORT = "report.json"
+REPORT, NOT_KNOWN = "report.json", "not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Side(Span):
     memory_limit_bytes: int | None = None
     cpus: float | None = None
     windows: int = 0
-    verdict: str = "not known"
+    verdict: str = NOT_KNOWN
     stage: str | None = None
     headroom: float | None = None
     why: str = ""
@@ -158,8 +158,8 @@ class Report:
     advice: Mapping[str, Any] | None = None
     hints: tuple[Hint, ...] = ()
     whole: Span | None = None
-    mode: str = "not known"
-    mode_source: str = "not known"
+    mode: str = NOT_KNOWN
+    mode_source: str = NOT_KNOWN
     settings: Mapping[str, Any] = field(default_factory=dict)
     policy: str | None = None
     before: Side = Side()

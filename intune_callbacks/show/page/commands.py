@@ -8,11 +8,12 @@ import webbrowser
 from pathlib import Path
 
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.record.card import end_card
 from intune_callbacks.record.history import HISTORY
+from intune_callbacks.show.card import show as show_card
 from intune_callbacks.show.page.comparison import Row, two_runs
 from intune_callbacks.show.page.html import check_packages, comparison_html, page_html, write
 from intune_callbacks.show.page.runs import read
+from intune_callbacks.words import wrapped
 
 __all__ = ["PAGE", "at_the_end", "compare", "comparison_text", "report"]
 
@@ -56,9 +57,9 @@ def report(directory: Path, out: Path | None = None, show: bool = False) -> int:
         MissingPackage: plotly or jinja2 is not installed; the card is printed nevertheless.
     """
     runs = read(directory)
-    print(end_card(runs[0].report))
+    show_card(runs[0].report)
     for note in runs[0].notes:
-        print(f"note    {note}")
+        print(wrapped(f"note    {note}"))
     return _written(out or directory / PAGE, page_html(runs), show)
 
 

@@ -123,13 +123,14 @@ def _unfinished(lines: Sequence[dict[str, Any]]) -> Report:
     last = lines[moved[-1] + 1 :] if moved else lines
     begin, now = (allocation_in(lines[at], key) if lines else {} for at, key in ((0, "before"), (-1, "after")))
     at_s = [value for line in lines if (value := number(line.get("at_s"))) is not None]
+    seen = lines[0]["observation"].get("elapsed_s") if lines else None  # a decision comes at the end of its window
     rates = lines[-1]["observation"].get("rates") if lines else None
     return Report(
         before=_side(first[-LAST_WINDOWS:], begin),
         after=_side(last[-LAST_WINDOWS:] or lines[-1:], now),
         stages=tuple(_row(name, begin.get(name, value), value, rates) for name, value in now.items()),
         changes=len(moved),
-        wall_s=at_s[-1] - at_s[0] if at_s else 0.0,
+        wall_s=at_s[-1] - at_s[0] + (number(seen) or 0.0) if at_s else 0.0,
         steps=int(lines[-1]["step"]) if lines else 0,
         why="the run has left no verdict: it was stopped hard, or goes on",
         next="look again when it has ended",
