@@ -42,7 +42,7 @@ def test_arguments_are_those_of_the_config_with_the_same_defaults() -> None:
 
 
 def test_all_bad_arguments_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INTUNE_MODE", "tun")
+    monkeypatch.setenv("INTUNE_MODE", "TUN")
     with pytest.raises(ConfigError) as caught:
         InTuneCallback(policy="model", warmup_batches=-1, run_dir=3, show_card="yes")  # type: ignore[arg-type]
     assert [problem.split("=")[0] for problem in caught.value.problems] == [
