@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pkgutil
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,6 +118,19 @@ def test_all_files_come_into_one_folder_wherever_the_training_goes(
     assert {"history.jsonl", "report.json"} <= {file.name for file in (tmp_path / "run").iterdir()}
     assert [*(tmp_path / "elsewhere").iterdir()] == []
     assert str(tmp_path / "run") in capsys.readouterr().out.replace("\n        ", "")
+
+
+def test_a_working_directory_that_is_gone_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    loader = live(slow(), run_dir="run", **EAGER)
+    for batch in loader:
+        if (batch == 0).any():
+            shutil.rmtree(tmp_path / "gone")
+    assert loader.close()["frozen"] is None
+    assert "InTune" in capsys.readouterr().out
 
 
 def test_what_cannot_be_tuned_is_timed_and_the_card_says_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,11 +216,17 @@ class TunedFit:
             report = self.finish(note, together=show_card, hints=hints, **more)
             if report is not None:
                 if show_card and self.show_card and self.rank == 0:
-                    is_there = self._named is not None and self._named.absolute() == self.run_dir
                     with suppress(OSError, ValueError):  # nobody reads it: stdout is closed, or its reader is gone
-                        show(report, self._named if is_there else self.run_dir)
+                        show(report, self._folder())
                 return report.to_json()
         return {}
+
+    def _folder(self) -> Path | None:
+        """Return the run's folder by the name it was given, if that still leads there."""
+        with suppress(OSError):  # the working directory is gone
+            if self._named is not None and self._named.absolute() == self.run_dir:
+                return self._named
+        return self.run_dir
 
     def finish(
         self, note: str | None, together: bool = False, hints: Sequence[Hint] = (), **more: Any
