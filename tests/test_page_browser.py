@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 import warnings
@@ -184,6 +185,10 @@ def test_dark_follows_the_system(visit: Any, real_run: Any) -> None:
     opened.page.emulate_media(color_scheme="dark")  # while it is open
     assert brightness(opened) < 0.2 and is_inverted(opened)
     opened.keep("real-dark", full_page=True)
+
+
+def test_figures_of_a_sentence_stand_apart(visit: Any, real_run: Any) -> None:
+    assert re.search(r"samples/s in \d+ s   wait \d+ %   first batch", visit(real_run[0]).page.inner_text(".said"))
 
 
 @pytest.mark.parametrize("width", [400, 320])
