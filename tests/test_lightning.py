@@ -266,6 +266,6 @@ def test_the_lightning_that_is_imported_first_keeps_its_logger(first: str, monke
         return imported(name)
 
     monkeypatch.setattr(warnings, "formatwarning", form)
-    monkeypatch.setattr(ours.importlib, "import_module", importing)
+    monkeypatch.setattr(importlib, "import_module", importing)
     assert len(ours._callback_bases()) == 2
     assert (shared.log, warnings.formatwarning) == (log, form)

@@ -217,6 +217,27 @@ def test_an_error_of_the_dataset_comes_at_its_batch_and_the_rest_after_it(worker
     pipeline.close()
 
 
+class Spoilt(Rows):
+    def __getitem__(self, index: int) -> object:
+        if index >= 3 * BATCH:
+            raise ValueError(f"row {index}")
+        return super().__getitem__(index)
+
+
+def test_an_error_of_the_first_batch_of_ours_is_told_as_in_stock() -> None:
+    """Their worker made it again while ours was being handled: both errors were told, one behind the other."""
+    loader = DataLoader(Spoilt(), batch_size=BATCH, num_workers=1)
+    pipeline = find(loader).pipeline
+    pipeline.prepare()
+    iterator = pipeline.adopt(iter(loader))
+    next(iterator)
+    pipeline.resize({"load": 3})
+    with pytest.raises(ValueError, match="Caught ValueError in DataLoader worker process 0") as caught:
+        list(iterator)
+    assert caught.value.__context__ is None
+    pipeline.close()
+
+
 def test_a_timeout_of_the_user_holds_in_both_phases() -> None:
     for resized in (False, True):
         loader = DataLoader(Rows(8, sleep_s=3.0), batch_size=1, num_workers=1, timeout=1)

@@ -98,8 +98,7 @@ class LoaderIterator(LikeStock):
             batch = engines.watch.fetch(self._stock.__next__)
             self._number += 1
             return batch
-        if self._stock is not None:
-            # What the stock iterator still has in flight comes first.
+        if self._stock is not None:  # what it still has in flight comes first
             if engine.workers < engines.workers:
                 self.children.grow(engine, waiting=False)
             batch = _NONE if self._stock.is_over(None) else next(self._stock)
@@ -121,15 +120,16 @@ class LoaderIterator(LikeStock):
         except Exception as error:
             if self._stock.is_shut or not is_of_worker(error):
                 raise
-            with self._turn:
-                self._return(engine, self._source, again=True)
-                self.engines.watch.begin(self._stock.iterator)
-                self._is_put_off = True  # unless it comes now
-                batch = self.engines.watch.fetch(self._stock.__next__)
-                self.engines.stay(error)
-        else:
-            # A spawned process takes seconds to end: it cleans up what a forked one leaves to the kernel.
+            failed = error.with_traceback(None)
+        else:  # a spawned process takes seconds to end: it cleans up what a forked one leaves to the kernel
             self._drop_stock(waiting=self.engines.start_method != "spawn")
+            return batch
+        with self._turn:  # behind the handler: what theirs raises is told without ours
+            self._return(engine, self._source, again=True)
+            self.engines.watch.begin(self._stock.iterator)
+            self._is_put_off = True  # unless it comes now
+            batch = self.engines.watch.fetch(self._stock.__next__)
+            self.engines.stay(failed)
         return batch
 
     # -- the numbers ---------------------------------------------------------------------------------------------
