@@ -94,10 +94,6 @@ class DatasetGraph:
         """Return the nodes that read from the node of this name."""
         return list(self._readers.get(name, ()))
 
-    def position(self, node: Any, argument: str) -> int:
-        """Return at which place among its inputs a node reads an argument."""
-        return spans_of(node)[argument].start
-
     def number(self, node: Any, argument: str) -> int | None:
         """Return the constant a node gets for one of its arguments; None when it is not a constant number."""
         spans = spans_of(node)
@@ -118,7 +114,7 @@ class DatasetGraph:
 
     def set_number(self, node: Any, argument: str, value: int) -> None:
         """Give a node another constant for one of its arguments."""
-        at = self.position(node, argument)
+        at = spans_of(node)[argument].start
         old = self._by_name[source_of(node.input[at])]
         node.input[at] = self.constant(value, tf.as_dtype(old.attr["dtype"].type))
 
@@ -143,20 +139,19 @@ class DatasetGraph:
             types, shapes: `AttrValue`s of its elements; by default those of the node before.
         """
         before = self._by_name[name]
-        readers = self._readers.pop(name, [])
         node = self.add(op, [name])
-        self._readers |= {name: [node], node.name: readers}
+        self._readers |= {node.name: self._give_readers(name, node.name), name: [node]}
         # Datasets made of tensors have another name for the same attribute.
         given = "output_types" if "output_types" in before.attr else "Toutput_types"
         node.attr["output_types"].CopyFrom(types or attr(before, given))
         node.attr["output_shapes"].CopyFrom(shapes or attr(before, "output_shapes"))
-        for reader in readers:
-            for at, text in enumerate(reader.input):
-                if source_of(text) == name:
-                    reader.input[at] = node.name
-        if self.output == name:
-            self.output = node.name
         return node
+
+    def leave_out(self, node: Any) -> None:
+        """Have all that read from a one-input dataset node read from its input."""
+        name, source = node.name, source_of(node.input[0])
+        self._readers[source] = [r for r in self._readers[source] if r.name != name] + self._give_readers(name, source)
+        self.graph.node.remove(self._by_name.pop(name))
 
     def function_name(self, node: Any, otherwise: str) -> str:
         """Return what the user calls a node's function; `otherwise` for lambdas and TensorFlow's own functions."""
@@ -224,6 +219,13 @@ class DatasetGraph:
         """Return a dataset made from the graph as it is now."""
         return made(self.maker(), self.dataset)
 
+    def _give_readers(self, name: str, to: str) -> list[Any]:
+        readers = self._readers.pop(name, [])
+        for reader in readers:
+            reader.input[:] = [to if source_of(text) == name else text for text in reader.input]
+        self.output = to if self.output == name else self.output
+        return readers
+
     def _take_output(self) -> str:
         nodes = self.graph.node
         at = next(i for i, node in enumerate(nodes) if node.op == "_Retval")
@@ -280,11 +282,9 @@ class DatasetGraph:
             return True
         for node in self._functions[name].node_def:
             definition = op_def_registry.get(node.op)
-            if definition is None and node.op not in self._functions:
+            if node.op.startswith(RANDOM_DATASETS) or (definition is None and node.op not in self._functions):
                 return True
             dataset = DATASET_OP.search(node.op) is not None
-            if node.op.startswith(RANDOM_DATASETS):
-                return True
             if definition is not None and definition.is_stateful and not dataset and node.op not in HARMLESS:
                 return True
             called = [node.op] if definition is None else []

@@ -17,6 +17,7 @@ from intune_callbacks.pipelines.tf.graph import DatasetGraph
 from intune_callbacks.pipelines.tf.hints import hints_of
 from intune_callbacks.pipelines.tf.native import BEFORE, BEHIND, INSIDE, SINK_OP, STAGE_OP
 from intune_callbacks.pipelines.tf.node import attr, functions_of
+from intune_callbacks.pipelines.tf.noops import leave_out_noops
 from intune_callbacks.pipelines.tf.order import OPEN, free_of_order, open_more
 from intune_callbacks.pipelines.tf.stage import KNOBS, GraphStage, Kind, buffered_each, capacity_of
 from intune_callbacks.types import Hint
@@ -57,7 +58,8 @@ class Rewritten:
         if live:
             # tf.data keeps the numbers in a model that it makes only for its own tuner, which has nothing left to tune.
             options.autotune.enabled = True
-            # A map that returns what it gets would go, and its operation set the next map's number inside its lock.
+            # A map that returns what it gets would go, and its operation set the next map's number inside its lock;
+            # what would go is left out already.
             options.experimental_optimization.noop_elimination = False
         return options
 
@@ -91,12 +93,12 @@ class _Edit:
 
     def run(self) -> Rewritten:
         hints = hints_of(self.graph)
-        if self.live:
-            for node in self.graph.nodes():
-                self.make_parallel(node)
-                if node.name in self.free and attr(node, "deterministic").s == b"default":
-                    node.attr["deterministic"].s = b"false"
-                    self.wider |= open_more(self.graph, node)
+        leave_out_noops(self.graph)
+        for node in self.graph.nodes():
+            self.make_parallel(node)
+            if node.name in self.free and attr(node, "deterministic").s == b"default":
+                node.attr["deterministic"].s = b"false"
+                self.wider |= open_more(self.graph, node)
         # Without a stage that computes there is nothing to count, and a look at each small element would only cost.
         kinds = {KNOBS[node.op][0] for node in self.graph.nodes() if node.op in KNOBS}
         self.counts = bool(kinds - {"prefetch"})
@@ -200,7 +202,7 @@ class _Edit:
     def make_parallel(self, node: Any) -> None:
         if node.op == "MapDataset" and not attr(node, "force_synchronous").b:
             self.parallel_map(node)
-        elif node.op in ("InterleaveDataset", "LegacyParallelInterleaveDatasetV2"):
+        elif self.live and node.op in ("InterleaveDataset", "LegacyParallelInterleaveDatasetV2"):
             self.parallel_interleave(node)
 
     def parallel_map(self, node: Any) -> None:
