@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
+from tensorflow.python.data.ops import debug_mode  # noqa: E402
 
 from benchmarks.tfdata_kinds import FILES, KINDS, LENGTHS, OFFSET, elements, parse, python, rows, ten  # noqa: E402
+from intune_callbacks import live  # noqa: E402
 from intune_callbacks.pipelines.tf import build as tf_build  # noqa: E402
 from intune_callbacks.pipelines.tf import graph as tf_graph  # noqa: E402
 from intune_callbacks.pipelines.tf import native as tf_native  # noqa: E402
@@ -46,7 +48,7 @@ class Twice:
         return 2 * x
 
     def method(self, x):
-        return x
+        return 3 * x
 
 
 def add(x, k):
@@ -93,7 +95,8 @@ def test_sequential_map_is_made_parallel_only_without_state_and_with_leave() -> 
     options = tf.data.Options()
     options.experimental_optimization.map_parallelization = False
     assert names(rows().map(parse).prefetch(1).with_options(options)) == ["prefetch"]
-    assert names(rows().map(parse).prefetch(1), live=False) == ["prefetch"]
+    # What is only watched is made parallel by TensorFlow itself.
+    assert names(rows().map(parse).prefetch(1), live=False) == ["parse", "prefetch"]
 
 
 def test_parallel_reads_become_an_interleave_in_the_same_order() -> None:
@@ -233,6 +236,17 @@ def test_dataset_of_a_graph_is_refused() -> None:
         return 0
 
     inside()
+
+
+def test_debug_mode_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    tf.data.experimental.enable_debug_mode()
+    try:
+        dataset = KINDS["map"]()
+        with live(dataset, show_card=False) as loader:
+            assert elements(loader) == elements(dataset)
+        assert "debug_mode" in str(loader.close()) and not caplog.messages
+    finally:
+        debug_mode.toggle_debug_mode(False)
 
 
 def test_dataset_is_not_changed() -> None:

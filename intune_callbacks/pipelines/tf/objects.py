@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops, structured_function
+from tensorflow.python.data.ops import dataset_ops, debug_mode, structured_function
 from tensorflow.python.framework import ops
 
 from intune_callbacks.pipelines.base import cpus_allowed
@@ -19,6 +19,8 @@ def why_not(dataset: Any) -> str:
     """Return why another dataset cannot be iterated in the place of this one; empty where it can."""
     if not isinstance(dataset._variant_tensor, ops.EagerTensor):
         return "the dataset was made inside a tf.function; make it outside"
+    if debug_mode.DEBUG_MODE:  # our options would be the opposite of its own, of which it would warn
+        return "tf.data.experimental.enable_debug_mode() has each function called in turn"
     if type(dataset).__iter__ is not tf.data.Dataset.__iter__:  # what comes out need not be the dataset's elements
         return f"{type(dataset).__name__} makes its iterators in a way of its own"
     return ""
