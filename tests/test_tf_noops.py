@@ -1,4 +1,4 @@
-"""What TensorFlow's optimiser leaves out of a tf.data graph is not in ours either: it would show in later epochs."""
+"""What TensorFlow's optimiser makes of a tf.data graph is made of ours, too: else it shows in what comes out."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "not wanted": lambda: with_wish(shuffled().repeat(1), noop_elimination=False),
     "no defaults": lambda: with_wish(shuffled().repeat(1), apply_default_optimizations=False),
     "wanted alone": lambda: with_wish(shuffled().repeat(1), apply_default_optimizations=False, noop_elimination=True),
+    "threads of its own": lambda: rows(30).map(parse, num_parallel_calls=2, use_unbounded_threadpool=True).batch(4),
+    "errors ignored": lambda: rows(30).map(parse, num_parallel_calls=2).ignore_errors(),
     "not the same": lambda: rows(9).map(lambda x: (x, x + 1)).map(lambda a, b: (b, a)).batch(2),
 }
 
@@ -66,7 +68,7 @@ def test_later_epochs_are_those_of_stock(name: str, mode: str) -> None:
     assert loader.close()["frozen"] is None
 
 
-@pytest.mark.parametrize("name", ["repeat(1)", "all kinds", "pairs", "not the same"])
+@pytest.mark.parametrize("name", ["all kinds", "pairs", "threads of its own", "errors ignored", "no defaults"])
 @pytest.mark.parametrize("modes", [("off", "tune"), ("tune", "off"), ("observe", "off"), ("off", "observe")])
 def test_a_saved_iterator_goes_on_in_any_mode(name: str, modes: tuple[str, str], tmp_path: Path) -> None:
     saving, going_on = (iter(live(CASES[name](), mode=mode, show_card=False)) for mode in modes)
@@ -74,6 +76,17 @@ def test_a_saved_iterator_goes_on_in_any_mode(name: str, modes: tuple[str, str],
     path = tf.train.Checkpoint(iterator=saving).write(str(tmp_path / "saved"))
     tf.train.Checkpoint(iterator=going_on).read(path).assert_consumed()
     assert elements(going_on) == elements(saving)
+
+
+@pytest.mark.parametrize("mode", ["off", "observe", "tune"])
+def test_no_batch_is_read_ahead_where_tensorflow_reads_none(mode: str) -> None:
+    step = tf.Variable(0, dtype=tf.int64)
+    dataset = with_wish(rows(8).map(lambda x: step).batch(2), apply_default_optimizations=False)
+    seen = []
+    for batch in live(dataset, mode=mode, show_card=False):
+        seen += batch.numpy().tolist()
+        step.assign_add(1)
+    assert seen == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_what_the_user_keeps_stays() -> None:

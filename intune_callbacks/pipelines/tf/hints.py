@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from intune_callbacks.pipelines.tf.graph import DatasetGraph
+from intune_callbacks.pipelines.tf.objects import is_wanted
 from intune_callbacks.types import Hint
 
 __all__ = ["hints_of"]
@@ -94,7 +95,7 @@ def _prefetches(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
 def _end(graph: DatasetGraph) -> list[Hint]:
     options = graph.dataset.options()
     end = _behind_options(graph, graph.node(graph.output))
-    injected = options.autotune.enabled is not False and options.experimental_optimization.inject_prefetch is not False
+    injected = options.autotune.enabled is not False and is_wanted(options, "inject_prefetch")
     if injected or end.op in ("PrefetchDataset", "MapAndBatchDataset") or end.op.startswith("Parallel"):
         return []
     what = "there is no prefetch at the end, and tf.data adds none as its tuner is switched off"

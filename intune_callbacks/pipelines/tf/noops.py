@@ -6,6 +6,7 @@ from typing import Any
 
 from intune_callbacks.pipelines.tf.graph import DatasetGraph
 from intune_callbacks.pipelines.tf.node import attr, source_of
+from intune_callbacks.pipelines.tf.objects import is_wanted
 
 __all__ = ["leave_out_noops"]
 
@@ -25,9 +26,7 @@ def leave_out_noops(graph: DatasetGraph) -> None:
     makes an iterator for the turn it does not take: a shuffle before it would draw seeds for that, and its later epochs
     be others than stock. Names in checkpoints tell of all of them.
     """
-    wish = graph.dataset.options().experimental_optimization
-    is_wanted = wish.noop_elimination
-    if is_wanted is False or (is_wanted is None and wish.apply_default_optimizations is False):
+    if not is_wanted(graph.dataset.options(), "noop_elimination"):
         return
     for node in graph.nodes():
         argument, value = _NOOPS.get(node.op, ("", 0))

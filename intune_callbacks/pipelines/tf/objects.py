@@ -12,7 +12,7 @@ from tensorflow.python.framework import ops
 
 from intune_callbacks.pipelines.base import cpus_allowed
 
-__all__ = ["held", "held_bytes", "held_rows", "made", "same_as", "threads_of", "why_not", "wrappers"]
+__all__ = ["held", "held_bytes", "held_rows", "is_wanted", "made", "same_as", "threads_of", "why_not", "wrappers"]
 
 
 def why_not(dataset: Any) -> str:
@@ -30,6 +30,13 @@ def threads_of(dataset: Any) -> int:
     """Return how many threads of TensorFlow's compute the dataset's functions."""
     own = dataset.options().threading.private_threadpool_size
     return int(own or tf.config.threading.get_inter_op_parallelism_threads() or cpus_allowed())
+
+
+def is_wanted(options: Any, optimization: str) -> bool:
+    """Return whether TensorFlow's optimiser may do one of the things that it does by default."""
+    wish = options.experimental_optimization
+    wanted = getattr(wish, optimization)
+    return wish.apply_default_optimizations is not False if wanted is None else bool(wanted)
 
 
 def wrappers(dataset: Any) -> Iterator[Any]:

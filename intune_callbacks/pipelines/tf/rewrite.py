@@ -18,6 +18,7 @@ from intune_callbacks.pipelines.tf.hints import hints_of
 from intune_callbacks.pipelines.tf.native import BEFORE, BEHIND, INSIDE, SINK_OP, STAGE_OP
 from intune_callbacks.pipelines.tf.node import attr, functions_of
 from intune_callbacks.pipelines.tf.noops import leave_out_noops
+from intune_callbacks.pipelines.tf.objects import is_wanted
 from intune_callbacks.pipelines.tf.order import OPEN, free_of_order, open_more
 from intune_callbacks.pipelines.tf.stage import KNOBS, GraphStage, Kind, buffered_each, capacity_of
 from intune_callbacks.types import Hint
@@ -87,6 +88,7 @@ class _Edit:
         is_free = live and not in_order and self.options.deterministic is not True
         self.free = free_of_order(graph) if is_free else frozenset()
         self.wider: set[str] = set()
+        self.unbounded: set[str] = set()
         self.notes: list[str] = []
         self.taken: dict[str, int] = {}
         self.counts = True
@@ -136,8 +138,9 @@ class _Edit:
             self.graph.set_number(node, argument, OPEN)
         if self.live and kind == "prefetch":
             node.attr["legacy_autotune"].b = False
-        if self.live and unbounded:
-            node.attr["use_unbounded_threadpool"].b = False
+        if unbounded:
+            self.unbounded.add(node.name)
+            node.attr["use_unbounded_threadpool"].b = not self.live
         workers = 0 if kind == "prefetch" else self.auto_workers if automatic else value
         each = buffered_each(self.graph, node) if kind == "interleave" else 0
         capacity = capacity_of(self.graph, node, high)
@@ -206,8 +209,7 @@ class _Edit:
             self.parallel_interleave(node)
 
     def parallel_map(self, node: Any) -> None:
-        wish = self.options.experimental_optimization
-        if wish.map_parallelization is False or wish.apply_default_optimizations is False:
+        if not is_wanted(self.options, "map_parallelization"):
             return
         if self.options.autotune.enabled is False or self.graph.is_internal(node):
             return
@@ -253,10 +255,10 @@ class _Edit:
 
     def missing_prefetch(self) -> GraphStage | None:
         """Put the prefetch tf.data would add outside of the sink inside it; return its stage."""
-        wish, end = self.options.experimental_optimization, self.graph.node(self.graph.output)
-        while end.op in ("OptionsDataset", STAGE_OP):
+        end = self.graph.node(self.graph.output)
+        while end.op in ("OptionsDataset", "IgnoreErrorsDataset", STAGE_OP):
             end = self.graph.node(end.input[0])
-        wanted = self.options.autotune.enabled is not False and wish.inject_prefetch is not False
+        wanted = self.options.autotune.enabled is not False and is_wanted(self.options, "inject_prefetch")
         if end.op in KNOBS or not wanted or self.feeds_from_map(end):
             return None
         node = self.end("prefetch", "PrefetchDataset")
@@ -277,8 +279,7 @@ class _Edit:
 
     def fuses(self, node: Any) -> bool:
         """Return whether tf.data makes one node of a map and the batch behind it."""
-        wish = self.options.experimental_optimization
-        if wish.map_and_batch_fusion is False or wish.apply_default_optimizations is False:
+        if node.name in self.unbounded or not is_wanted(self.options, "map_and_batch_fusion"):
             return False
         is_map = node.op == "ParallelMapDatasetV2" or (node.op == "MapDataset" and not self.graph.is_stateful(node))
         readers = self.graph.consumers(node.name) if is_map else []

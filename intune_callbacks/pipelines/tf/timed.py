@@ -9,7 +9,7 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 
 from intune_callbacks.pipelines.tf.native import Native
-from intune_callbacks.pipelines.tf.objects import why_not
+from intune_callbacks.pipelines.tf.objects import is_wanted, why_not
 
 __all__ = ["timed"]
 
@@ -33,9 +33,9 @@ def timed(native: Native, dataset: Any, pipeline: str) -> Any:
     if why_not(dataset):
         return dataset
     wish = dataset.options()
-    if wish.autotune.enabled is not False and wish.experimental_optimization.inject_prefetch is not False:
+    if wish.autotune.enabled is not False and is_wanted(wish, "inject_prefetch"):
         end = dataset
-        while type(end).__name__ == "_OptionsDataset":
+        while type(end).__name__ in ("_OptionsDataset", "_IgnoreErrorsDataset"):
             (end,) = end._inputs()
         if type(end).__name__ not in _BESIDE:  # outside of our operation it would be the one who asks
             dataset = dataset.prefetch(tf.data.AUTOTUNE)
