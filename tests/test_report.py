@@ -246,7 +246,7 @@ def test_the_whole_run_is_the_figure() -> None:
         ({"throughput_samples_per_s": 1500.0}, None),
         (
             {"seam_s": 1.0, "paused_s": 9.0},
-            "1 600 samples/s while it runs, 800 with its start, validation and checkpoints",
+            "1 600 samples/s while it runs, 800 with its start and its pauses",
         ),
         ({"seam_s": 0.5, "paused_s": 0.1}, "1 600 samples/s at last, 800 in the whole run"),
     ],

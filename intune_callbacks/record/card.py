@@ -156,7 +156,7 @@ def _apart(report: Report, whole: Span, rate: float) -> list[str]:
     if running < rate or seam_s + paused_s < APART * (whole.wall_s or 0.0):
         return [f"{amount(running)} samples/s at last, {amount(rate)} in the whole run"]
     if paused_s > seam_s:
-        return [f"{amount(running)} samples/s while it runs, {amount(rate)} with its start, validation and checkpoints"]
+        return [f"{amount(running)} samples/s while it runs, {amount(rate)} with its start and its pauses"]
     mend = f": {PERSISTENT}" if "startup" in [cause.kind for cause in report.causes] else ""
     return [f"{amount(running)} samples/s while it runs, {amount(rate)} with the start of each epoch{mend}"]
 

@@ -28,7 +28,7 @@ class Span:
         samples: trained on.
         steps: batches trained on.
         wall_s: seconds.
-        paused_s: seconds of validation and checkpoints.
+        paused_s: seconds that are no step: the start, validation, checkpoints.
         seam_s: seconds at the starts of epochs.
         epochs: that began.
         throughput_samples_per_s: over the wall less pauses; of a whole run over all of it.
