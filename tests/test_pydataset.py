@@ -279,6 +279,7 @@ def test_no_child_starts_once_the_dataset_was_changed() -> None:
     pipeline.resize({"load": 5})
     assert [next(batches)[0] for _ in range(39)] == list(range(1, 40))
     assert "changed the dataset" in pipeline.why_not and pipeline.workers == 2
+    assert [(hint.kind, hint.stage) for hint in pipeline.late_hints] == [("order", "load")]
     ours.stop()
     pipeline.resize({"load": 3})
     ours.start()

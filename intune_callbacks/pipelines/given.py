@@ -16,9 +16,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CHANGED", "plain_values"]
+from intune_callbacks.types import Hint
+
+__all__ = ["CHANGED", "hints_of_change", "plain_values"]
 
 CHANGED = "the training changed the dataset after its workers had started: no more of them now"
+KEPT_AWAY = (
+    "the training changed the dataset after its workers had started, and one that starts later would get it as it is "
+    "then: their number stays {} while it runs, and is yours to set"
+)
 
 NESTED, MOST_OBJECTS, MOST_PARTS, SAMPLED = 10, 1024, 64, 4096
 """How deep, and how many objects in all, are looked into; how many parts of each container are, and how many more, in
@@ -44,6 +50,17 @@ def plain_values(given: Any, but: Sequence[Any] = ()) -> Any:
         but: objects that are not looked into.
     """
     return _Look(but).at(given, NESTED)
+
+
+def hints_of_change(why_not: str, stage: str, workers: int) -> tuple[Hint, ...]:
+    """Return what is to be said while a change of the dataset keeps workers away; nothing where something else does.
+
+    Args:
+        why_not: why what was wanted of the stage is not in force.
+        stage: its name.
+        workers: that it has.
+    """
+    return (Hint(KEPT_AWAY.format(workers), "", "order", stage),) if CHANGED in why_not else ()
 
 
 class _Look:

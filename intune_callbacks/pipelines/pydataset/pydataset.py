@@ -11,13 +11,13 @@ from typing import Any
 
 from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, give_back, windowed
 from intune_callbacks.pipelines.counters import Counters
-from intune_callbacks.pipelines.given import CHANGED, plain_values
+from intune_callbacks.pipelines.given import CHANGED, hints_of_change, plain_values
 from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset.work import Here, There, reducer
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
 from intune_callbacks.pipelines.workers.processes import ProcessPool
-from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
+from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["WAITING", "PyDatasetPipeline", "Run", "knobs"]
 
@@ -126,6 +126,11 @@ class PyDatasetPipeline:
         startup_s = self._startup.expected_s if self._kind == "process" else 0.0
         load = Stage(WORKERS, "cpu", "workers", *limits, knob=workers, startup_s=startup_s)
         return windowed(load, self.window, knob=window)
+
+    @property
+    def late_hints(self) -> tuple[Hint, ...]:
+        """What has shown of the dataset."""
+        return hints_of_change(self.why_not, WORKERS, self.workers)
 
     def stats(self) -> PipelineStats:
         run = self._run

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import (
 )
 
 from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, windowed
-from intune_callbacks.pipelines.given import CHANGED
+from intune_callbacks.pipelines.given import hints_of_change
 from intune_callbacks.pipelines.torch.engine import WORKERS, Engines
 from intune_callbacks.pipelines.torch.iterator import LoaderIterator
 from intune_callbacks.pipelines.torch.reach import Seam, attributes, dataset_of, has_own_iterator, hidden_in, is_of
@@ -38,10 +38,6 @@ DEPENDS = (
 STAYS = (
     "made in a new worker, a batch raised {}; yours made it: items of {} seem to depend on those before them, so "
     "num_workers stays {}"
-)
-CHANGES = (
-    "the training changed the dataset after its workers had started, and one that starts later would get it as it is "
-    "then: num_workers stays {} while it runs, and is yours to set"
 )
 STOCK = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 
@@ -185,10 +181,9 @@ class MapLoader:
         if engines.stays:
             kind = type(dataset_of(self._loader)).__name__
             return (Hint(STAYS.format(engines.stays, kind, engines.own[0]), "", "order", WORKERS),)
-        if CHANGED in engines.why_not:
-            return (Hint(CHANGES.format(engines.workers), "", "order", WORKERS),)
-        if not sampling.why:
-            return ()
+        changed = hints_of_change(engines.why_not, WORKERS, engines.workers)
+        if changed or not sampling.why:
+            return changed
         most = window if self._loader.num_workers else 0
         about = {"kind": "order", "stage": WORKERS} if engines.workers >= most else {}  # else it is not what limits
         return (Hint(DEPENDS.format(sampling.name, sampling.why, most), **about),)

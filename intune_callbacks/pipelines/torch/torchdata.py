@@ -13,8 +13,9 @@ from torchdata.nodes import Loader, Prefetcher
 from torchdata.nodes.map import _ParallelMapperImpl
 
 from intune_callbacks.pipelines.base import MAX_THREADS, clamp
+from intune_callbacks.pipelines.given import hints_of_change
 from intune_callbacks.pipelines.torch.torchdata_nodes import NodeStage, end_ours, function_name, walk
-from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
+from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["NodeGraph"]
 
@@ -60,6 +61,11 @@ class NodeGraph:
     def why_not(self) -> str:
         """Why what was last wanted is not in force, empty where it is."""
         return "; ".join(dict.fromkeys(stage.why_not for stage in self._stages if stage.why_not))
+
+    @property
+    def late_hints(self) -> tuple[Hint, ...]:
+        """What has shown of the map functions."""
+        return tuple(hint for one in self._stages for hint in hints_of_change(one.why_not, one.name, one.workers))
 
     def stages(self) -> tuple[Stage, ...]:
         return tuple(stage for node in self._stages for stage in node.stages())
