@@ -12,6 +12,7 @@ import pytest
 
 from intune_callbacks.measure.advice import to_set
 from intune_callbacks.pipelines.find import find
+from intune_callbacks.pipelines.given import is_installed
 from intune_callbacks.pipelines.pydataset.pydataset import knobs
 from intune_callbacks.types import Stage
 
@@ -76,6 +77,20 @@ def test_what_has_no_place_in_the_users_code_is_said_in_words() -> None:
         ["read 5 (was 3)", "gone 1 (was ?)"],
     )
     assert told((mapper, window), {"decode.window": 9}) == ([], ["decode.window 9 (was 2)"])
+
+
+@pytest.mark.parametrize(
+    ("file", "installed"),
+    [
+        ("/opt/venv/lib/python3.11/site-packages/keras/src/utils/text_dataset_utils.py", True),
+        ("/usr/lib/python3/dist-packages/keras/fit.py", True),
+        ("/home/me/my-packages/train.py", False),
+        (None, False),
+    ],
+)
+def test_what_is_installed_is_told_by_its_path(file: str | None, installed: bool) -> None:
+    """Also in an environment that sees the packages of another one."""
+    assert is_installed(file) == installed
 
 
 def test_a_number_inside_a_package_has_no_line(tmp_path: Path) -> None:

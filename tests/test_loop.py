@@ -79,6 +79,18 @@ def test_closed_in_the_middle_the_loop_gets_all_its_batches(restless: type[Restl
     assert_nothing_is_left()
 
 
+def test_who_asks_anew_in_each_epoch_goes_on_with_what_was_found() -> None:
+    loader = slow(num_workers=1)
+    for batch in live(loader, policy="even", show_card=False, **EAGER):
+        assert len(batch) == BATCH
+    again = live(loader, policy="even", show_card=False, **EAGER)
+    assert sorted(value for batch in again for value in values(batch)) == [float(index) for index in range(ROWS)]
+    report = again.close()
+    assert report["frozen"] is None
+    (load,) = [stage for stage in report["stages"] if stage["name"] == "load"]
+    assert load["first"] == load["current"] > 1
+
+
 def test_several_loaders_of_one_loop_have_one_tuner() -> None:
     one, two = live(slow(num_workers=1), DataLoader(Slow(), batch_size=BATCH, num_workers=1), **EAGER, show_card=False)
     torch.manual_seed(2)

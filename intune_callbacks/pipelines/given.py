@@ -18,7 +18,7 @@ import numpy as np
 
 from intune_callbacks.types import Hint
 
-__all__ = ["CHANGED", "hints_of_change", "plain_values"]
+__all__ = ["CHANGED", "hints_of_change", "is_installed", "plain_values"]
 
 CHANGED = "the training changed the dataset after its workers had started: no more of them now"
 KEPT_AWAY = (
@@ -50,6 +50,14 @@ def plain_values(given: Any, but: Sequence[Any] = ()) -> Any:
         but: objects that are not looked into.
     """
     return _Look(but).at(given, NESTED)
+
+
+def is_installed(file: str | None) -> bool:
+    """Return whether a source file is of a package that was installed, and not the user's own code.
+
+    By its path: an environment that sees those of another one (`venv --system-site-packages`) has several places.
+    """
+    return file is not None and ("/site-packages/" in file or "/dist-packages/" in file)
 
 
 def hints_of_change(why_not: str, stage: str, workers: int) -> tuple[Hint, ...]:
@@ -158,7 +166,7 @@ class _Look:
         outside = value.__globals__
         used = [
             (name, self.at(outside[name], depth))
-            for name in (_used(value.__code__) if "-packages" not in value.__code__.co_filename else ())
+            for name in (() if is_installed(value.__code__.co_filename) else _used(value.__code__))
             if name in outside and _may_hold(outside[name])
         ]
         return value.__code__, held, self.at(value.__defaults__, depth), self.at(value.__kwdefaults__, depth), used
@@ -230,7 +238,7 @@ def _is_users(module: ModuleType | None) -> bool:
     if module is None or module.__name__ == "__main__":
         return True
     file = getattr(module, "__file__", None)
-    return file is not None and "-packages" not in file
+    return file is not None and not is_installed(file)
 
 
 def _names(base: type) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +13,21 @@ from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found, find
 from intune_callbacks.types import Clock, Hint
 
-__all__ = ["compile_beside", "found_in", "hints_of", "length_of", "let_go", "look_for", "pipeline_of", "reasons_of"]
+__all__ = [
+    "compile_beside",
+    "found_in",
+    "hints_of",
+    "leave",
+    "left_of",
+    "length_of",
+    "let_go",
+    "look_for",
+    "pipeline_of",
+    "reasons_of",
+]
+
+_left: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""By loader, the tuner's state at the end of its last fit: some call `live(loader)` anew in each epoch."""
 
 GiveUp = Callable[[str, BaseException], None]
 
@@ -75,6 +91,20 @@ def hints_of(found: Mapping[str, Found]) -> tuple[Hint, ...]:
         for name, one in found.items()
         for hint in one.hints
     )
+
+
+def leave(loaders: Sequence[Any], state: dict[str, Any]) -> None:
+    """Keep the state of a tuner that has changed something of one loader, for the next fit on that loader."""
+    if state.get("allocation") and len(loaders) == 1:
+        with suppress(TypeError):  # it has no hash, or nothing can refer to it weakly
+            _left[loaders[0]] = state
+
+
+def left_of(loaders: Sequence[Any]) -> dict[str, Any]:
+    """Return what the last fit on this loader has left, empty where nothing was or there are several loaders."""
+    with suppress(TypeError):
+        return _left.get(loaders[0], {}) if len(loaders) == 1 else {}
+    return {}
 
 
 def length_of(loader: Any) -> int | None:

@@ -18,6 +18,8 @@ from intune_callbacks.session.fit import TunedFit
 from intune_callbacks.session.loaders import (
     compile_beside,
     hints_of,
+    leave,
+    left_of,
     length_of,
     let_go,
     look_for,
@@ -52,6 +54,7 @@ class Fit(TunedFit):
     """
 
     _timer: StepTimer
+    _why_restored = "this loader was tuned before, and goes on with what was found"
 
     def __init__(self, settings: Settings, loaders: Sequence[Any], restored: Mapping[str, Any] | None = None) -> None:
         rank, world, local_ranks = place_of()
@@ -70,7 +73,7 @@ class Fit(TunedFit):
         self._running: list[object] = [None] * len(self._loaders)
         self._ended: StepTotals | None = None
         self._process, self._thread = os.getpid(), threading.get_ident()
-        self.begin(self._pipeline, local_ranks, restored or {})
+        self.begin(self._pipeline, local_ranks, restored or left_of(self._loaders))
         _open[id(self)] = self
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -197,6 +200,8 @@ class Fit(TunedFit):
             # What came behind the last epoch, or behind a loop that was left, is not the run's.
             totals = self._ended or left
             self.tuner.end(totals, self._unseen)
+            if self.frozen is None:
+                leave(self._loaders, self.state_dict())
             self.check_reach(totals.steps)
             self.compile_beside()
         for place, found in enumerate(self._found):

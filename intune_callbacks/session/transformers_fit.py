@@ -10,6 +10,7 @@ from intune_callbacks.pipelines.find import Found
 from intune_callbacks.pipelines.torch.reach import unwrapped
 from intune_callbacks.session import loop_fit
 from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.fit import TunedFit
 from intune_callbacks.session.loaders import look_for
 from intune_callbacks.session.loop_fetches import Fetches
 from intune_callbacks.session.metrics import metrics
@@ -30,6 +31,8 @@ class Fit(loop_fit.Fit):
         restored: the tuner's state from a checkpoint, empty without one.
         show: called with what was measured at each decision, under the names of the metrics, and the text of the bar.
     """
+
+    _why_restored = TunedFit._why_restored
 
     def __init__(
         self,

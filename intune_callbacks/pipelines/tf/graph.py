@@ -11,7 +11,6 @@ import functools
 import math
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import options as options_lib
 from tensorflow.python.framework import op_def_registry, ops
 
+from intune_callbacks.pipelines.given import is_installed
 from intune_callbacks.pipelines.tf.node import attr, functions_of, readers_of, source_of, spans_of
 from intune_callbacks.pipelines.tf.objects import held, held_bytes, held_rows, made, same_as, why_not, wrappers
 
@@ -34,7 +34,6 @@ SHARED_FROM = 4096
 MOST_ROWS = 8000
 """Ragged rows, which are written down one by one: 25 000 took 3.9 s beside load. A choice: a third of that."""
 ELSEWHERE = "read them from files, or from a generator, to make its stages live"
-INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 DATASET_OP = re.compile(r"Dataset(V\d+)?$")
 # These hold state of their own, or hand it to functions: two of them in parallel could change the result.
 RANDOM_DATASETS = ("RandomDataset", "ShuffleDataset", "ShuffleAndRepeatDataset", "SamplingDataset", "GeneratorDataset")
@@ -171,8 +170,7 @@ class DatasetGraph:
         if "_DataServiceDataset_" in attr(node, "f").func.name:  # unpacks what a worker of the service has sent
             return "tf.data.experimental.service"
         name = str(getattr(self._function(node), "__module__", ""))
-        path = getattr(sys.modules.get(name), "__file__", None) or ""
-        return name if path.startswith(INSTALLED) else ""
+        return name if is_installed(getattr(sys.modules.get(name), "__file__", None)) else ""
 
     def _function(self, node: Any) -> Any:
         wrapper = self._wrapper(attr(node, "f").func.name)
