@@ -50,4 +50,5 @@ def test_its_commands_run(wheel: Path, tmp_path: Path) -> None:
         check=True,
     )
     assert not done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[: len(recipes.names())]] == [*recipes.names()]
+    begun = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]  # the others go on with one
+    assert begun[: len(recipes.names())] == [*recipes.names()]
