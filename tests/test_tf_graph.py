@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,16 @@ def test_sequential_map_is_made_parallel_only_without_state_and_with_leave() -> 
     assert names(rows().map(parse).prefetch(1).with_options(options)) == ["prefetch"]
     # What is only watched is made parallel by TensorFlow itself.
     assert names(rows().map(parse).prefetch(1), live=False) == ["parse", "prefetch"]
+
+
+def test_a_file_of_rows_that_is_read_alone_keeps_its_reader(tmp_path: Path) -> None:
+    """`make_csv_dataset` gives single rows, and has no second file to read: there a look at each row only costs."""
+    (tmp_path / "rows.csv").write_text("a,b\n" + "".join(f"{row},{row}\n" for row in range(40)))
+    stock = tf.data.experimental.make_csv_dataset(str(tmp_path / "rows.csv"), 4, num_epochs=1, shuffle=False)
+    found = rewrite(stock, "key", live=True)
+    assert "interleave" not in [stage.kind for stage in found.stages] and not found.notes
+    given, expected = ([batch["a"].numpy().tolist() for batch in one] for one in (found.graph.build(), stock))
+    assert given == expected and sum(given, []) == list(range(40))
 
 
 def test_parallel_reads_become_an_interleave_in_the_same_order() -> None:

@@ -230,6 +230,8 @@ class _Edit:
         """Give the reads of `num_parallel_reads` a number to set; one that reads in turn stays, for it costs less."""
         legacy = node.op.startswith("Legacy")
         cycle, block = self.graph.number(node, "cycle_length"), self.graph.number(node, "block_length")
+        if legacy and cycle == 1:  # `make_csv_dataset`, a row at a time: there is no number to raise, and a look costs
+            return
         order = attr(node, "deterministic").s
         ordered = order == b"true" or (order == b"default" and self.options.deterministic is not False)
         # Where a file ends in the middle of a block the two operations go on differently.
