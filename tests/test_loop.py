@@ -83,6 +83,8 @@ def test_who_asks_anew_in_each_epoch_goes_on_with_what_was_found() -> None:
     loader = slow(num_workers=1)
     for batch in live(loader, policy="even", show_card=False, **EAGER):
         assert len(batch) == BATCH
+    for _ in live(loader, mode="observe", show_card=False, **EAGER):
+        pass  # what only looked on has found nothing
     again = live(loader, policy="even", show_card=False, **EAGER)
     assert sorted(value for batch in again for value in values(batch)) == [float(index) for index in range(ROWS)]
     report = again.close()

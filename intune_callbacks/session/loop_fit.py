@@ -200,7 +200,7 @@ class Fit(TunedFit):
             # What came behind the last epoch, or behind a loop that was left, is not the run's.
             totals = self._ended or left
             self.tuner.end(totals, self._unseen)
-            if self.frozen is None:
+            if self.frozen is None and self.config.mode == "tune":
                 leave(self._loaders, self.state_dict())
             self.check_reach(totals.steps)
             self.compile_beside()
