@@ -167,7 +167,8 @@ def _also(report: Report) -> str:
     others = [cause for cause in report.causes if cause.kind in BESIDE and cause.sentence not in shown]
     gains = (f" (expected {ratio(cause.gain)})" if cause.gain > 1.0 else "" for cause in others)
     lines = [f"{cause.sentence}{gain}" for cause, gain in zip(others[:MOST_BESIDE], gains, strict=False)]
-    return "\n".join([*lines, *_of_workers(report)])
+    more = [f"{report.outgrow.sentence} (expected {ratio(report.outgrow.gain)})"] if report.outgrow else []
+    return "\n".join([*more, *lines, *_of_workers(report)])
 
 
 def _of_workers(report: Report) -> list[str]:

@@ -11,6 +11,7 @@ from intune_callbacks.measure.advice import to_set
 from intune_callbacks.measure.cause import advice, causes
 from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
+from intune_callbacks.measure.outgrow import outgrow
 from intune_callbacks.measure.predict import LEAST_GAIN, Advice
 from intune_callbacks.record.report import Report, Span
 from intune_callbacks.record.versions import versions
@@ -49,6 +50,7 @@ def build_report(
     before, after = (_measured(side.measured, known.whole) for side in (summary.before, summary.after))
     first, last = causes(before, known), causes(after, known)
     advised = _advised(summary, _advice(summary, after, known), last, after)
+    is_cpu = bool(last) and last[0].kind == "cpu"
     slower = _slower(summary, before, after)
     if slower is not None:
         verdict, why, cause, do, advised = SLOWER, slower, _because(last), _remedy(summary), None
@@ -63,6 +65,7 @@ def build_report(
         next=do,
         advice=advised,
         causes=tuple(replace(one, gain=round(one.gain, 3)) for one in last),
+        outgrow=outgrow(after, known.share) if after is not None and is_cpu else None,
         before=replace(summary.before, measured=None),
         after=replace(summary.after, measured=None),
         memory=replace(

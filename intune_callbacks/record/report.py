@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from intune_callbacks.measure.evidence import Cause
 from intune_callbacks.measure.measured import Measured
+from intune_callbacks.measure.outgrow import Outgrow
 from intune_callbacks.record.files import write_whole
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import number
@@ -126,6 +127,7 @@ class Report:
         next: what to do, the first line in words and then what to paste.
         causes: why it is not faster now, what limits first.
         advice: numbers to write: ``allocation``, ``gain``, ``lines`` to paste and ``words``; None without a gain.
+        outgrow: what more CPUs than there are would bring; None where they are not the limit.
         hints: what is odd about the pipeline.
         whole: of the whole run; None where unknown.
         mode: in force.
@@ -156,6 +158,7 @@ class Report:
     next: str = ""
     causes: tuple[Cause, ...] = ()
     advice: Mapping[str, Any] | None = None
+    outgrow: Outgrow | None = None
     hints: tuple[Hint, ...] = ()
     whole: Span | None = None
     mode: str = NOT_KNOWN
