@@ -84,7 +84,8 @@ class Source:
         self.iterator: Iterator[Any] = iter(loader)
         if self._live is not None:
             self.iterator = self._live.adopt(self.iterator)
-            windows = {s.name: 2 * WORKERS for s in self._live.stages() if s.window_of is not None}
+            # One more than the stock window: with the user's own numbers a DataLoader's own workers go on delivering.
+            windows = {s.name: 2 * WORKERS + 1 for s in self._live.stages() if s.window_of is not None}
             workers = {s.name: WORKERS for s in self._live.stages() if s.window_of is None and s.kind != "memory"}
             self._live.resize(workers | windows)
 
