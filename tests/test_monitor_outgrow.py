@@ -1,4 +1,4 @@
-"""What an input needs that has outgrown its machine."""
+"""What an input needs that has outgrown its machine, and that this is why more workers bring nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.measure.cause import advice, causes
+from intune_callbacks.measure.evidence import Evidence
 from intune_callbacks.measure.measured import Measured, measured
 from intune_callbacks.measure.outgrow import MOST_TIMES, outgrow
 from intune_callbacks.measure.predict import promised
@@ -83,3 +85,13 @@ def test_report_and_card(model_s: float, is_told: bool) -> None:
     assert again.outgrow == report.outgrow and (report.outgrow is not None) is is_told
     told = [text for label, text in card_rows(report) if label == "also" and "CPUs here make" in text]
     assert len(told) == is_told
+
+
+def test_where_cpus_are_short_that_is_why_more_workers_brought_nothing() -> None:
+    tried = Evidence(tried={"decode": 0.64})
+    short = seen(model_s=0.02)
+    (cause,) = causes(short, tried)
+    assert cause.kind == "cpu" and "8.0 of 8 CPUs busy; with twice as many CPUs" in cause.sentence
+    assert advice(short, tried).allocation == {}
+    (cause,) = causes(replace(short, cpus=32.0), tried)  # where some are free it is something else
+    assert cause.kind == "serial" and "brought nothing when tried" in cause.sentence

@@ -85,7 +85,7 @@ def _limit(seen: Measured, known: Evidence) -> Cause | None:
     stage = limiting(seen)
     if stage is None or stage.current == 0:
         return _in_the_loop(seen, known, stage)
-    for reason in (_shards, _files, _order, _serial, _cpu, _too_few):
+    for reason in (_shards, _files, _order, _serial, _cpu, _tried, _too_few):
         cause = reason(seen, known, stage)
         if cause is not None:
             return cause
@@ -155,9 +155,6 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         if before is not None:
             return Cause("serial", stage.name, f"{idle}: {before.what}", before.line)
         return Cause("serial", stage.name, f"{idle}, for what feeds them is slower and has no workers of its own")
-    brought = known.tried.get(stage.name)
-    if brought is not None and brought < BROUGHT_NOTHING:
-        return Cause("serial", stage.name, f"more workers for {name} brought nothing when tried ({ratio(brought)})")
     low, high = ONE_CPU
     processes = next((line for knob, line in THREADS.items() if stage.knob.startswith(knob)), "")
     in_threads = processes and processes not in stage.knob and not rate.worker_bytes and stage.current > 1
@@ -182,14 +179,22 @@ def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     rate = seen.rates[stage.name]
     if rate.service_cpu_s < READS * rate.service_s and rate.service_s > LEAST_READ_S:
         return None
-    busy = f"the input keeps {seen.cpus_busy:.1f} of {_cpus(seen)} busy"
+    busy = f"the input keeps {min(seen.cpus_busy, seen.cpus):.1f} of {_cpus(seen)} busy"
     if had < CPUS_BUSY * seen.cpus:
         others = "the CPUs are taken by the training and others"
         busy = f"{others}: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
-    gain = advise(seen, _most(seen, known), cpus=2 * had, share=known.share, may_persist=False).gain
+    most = _most(seen, replace(known, tried={}))  # with more CPUs more workers may bring what they did not
+    gain = advise(seen, most, cpus=2 * had, share=known.share, may_persist=False).gain
     if gain >= LEAST_GAIN:
         busy += f"; with twice as many CPUs, or {stage.name!r} half as dear, expected {ratio(gain)}"
     return Cause("cpu", stage.name, busy)
+
+
+def _tried(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
+    brought = known.tried.get(stage.name)
+    if brought is None or brought >= BROUGHT_NOTHING:
+        return None
+    return Cause("serial", stage.name, f"more workers for {stage.name!r} brought nothing when tried ({ratio(brought)})")
 
 
 def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
@@ -242,7 +247,7 @@ def _most(seen: Measured, known: Evidence) -> dict[str, int]:
         owned = FOLLOWS_WORKERS in stage.knob or known.hint("order", stage.name)
         if owned:
             most[stage.name] = max(1, stage.current)
-        elif _serial(seen, known, stage) is not None or known.hint("files", stage.name):
+        elif any(reason(seen, known, stage) for reason in (_serial, _tried)) or known.hint("files", stage.name):
             most[stage.name] = stage.current
     return most
 
