@@ -210,6 +210,9 @@ def test_a_limit_of_the_machine_is_named() -> None:
     says = r"'decode' still limits: the input keeps (7\.9|8\.0) of 8 CPUs busy; with twice as many CPUs"
     assert re.match(says, report.next), report.next
     assert "the model alone would take 32 000 samples/s" in end_card(report)
+    full = build_report(run(model_s=0.001, workers=8))  # so it was before the first change, and the card says that
+    assert full.changes and full.cause.startswith("the input keeps 8.0 of 8 CPUs busy")
+    assert full.next == "'decode' still limits: more CPUs or a cheaper 'decode' would help, other numbers would not"
 
 
 def test_more_cpus_are_not_advised_where_they_are_idle() -> None:

@@ -55,7 +55,7 @@ def build_report(
     if slower is not None:
         verdict, why, cause, do, advised = SLOWER, slower, _because(last), _remedy(summary), None
     else:
-        verdict, why, do = summary.after.verdict, summary.before.why, _next(summary, note, last, advised)
+        verdict, why, do = summary.after.verdict, summary.before.why, _next(summary, note, first, last, advised)
         cause = _because(first) if summary.before.verdict == "input-bound" else ""
     return replace(
         summary,
@@ -161,7 +161,9 @@ def _because(found: Sequence[Cause]) -> str:
     return found[0].sentence if found and found[0].kind != "model" else ""
 
 
-def _next(summary: Report, note: str | None, last: Sequence[Cause], advised: dict[str, Any] | None) -> str:
+def _next(
+    summary: Report, note: str | None, first: Sequence[Cause], last: Sequence[Cause], advised: dict[str, Any] | None
+) -> str:
     verdict, mode = summary.after.verdict, summary.mode
     # What feeds a live stage, and the line that gives it workers; nothing was measured that could promise a gain.
     fed = f"\n{last[0].line}" if last and last[0].kind == "serial" and last[0].line else ""
@@ -180,6 +182,8 @@ def _next(summary: Report, note: str | None, last: Sequence[Cause], advised: dic
     if verdict == "input-bound":
         stage = summary.after.stage
         why = _because(last)
+        if [(one.kind, one.stage) for one in (*first[:1], *last[:1])] == [("cpu", stage)] * 2:  # the card has said so
+            why = f"more CPUs or a cheaper {stage!r} would help, other numbers would not"
         return f"{repr(stage) if stage else 'the input'} still limits{': ' if why else ''}{why}{fed}"
     workers = [row for row in summary.stages if row.unit == "workers"]
     if all(row.first == row.current for row in workers):  # else a depth, if any, was changed
