@@ -55,11 +55,12 @@ class Machine:
             f"34 30 0:30 {mount_root} /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
         )
 
-    def v2_memory(self, group: str, limit: object, current: int, inactive_file: int = 0) -> None:
+    def v2_memory(self, group: str, limit: object, current: int, inactive_file: int = 0, active_file: int = 0) -> None:
         folder = f"sys/fs/cgroup/{group}"
         self.write(f"{folder}/memory.max", limit)
         self.write(f"{folder}/memory.current", current)
-        self.write(f"{folder}/memory.stat", f"anon 7\nfile 9\nactive_file 5\ninactive_file {inactive_file}\nslab 3")
+        files = f"active_file {active_file}\ninactive_file {inactive_file}"
+        self.write(f"{folder}/memory.stat", f"anon 7\nfile 9\n{files}\nslab 3")
 
     def probe(self, **arguments: object) -> MachineProbe:
         return MachineProbe(gpu=NoGpu(), root=self.root, **arguments)  # type: ignore[arg-type]
@@ -224,6 +225,13 @@ def test_v2_memory_counts_no_page_cache_that_can_be_dropped(machine: Machine) ->
     assert (seen.memory_limit_bytes, seen.memory_used_bytes) == (16 * GIB, 6 * GIB)
 
 
+def test_files_that_were_read_twice_are_no_memory_in_use(machine: Machine) -> None:
+    """From its second epoch on, a dataset in files stands among the active pages, and fills the group to its limit."""
+    machine.v2("/box")
+    machine.v2_memory("box", 16 * GIB, 16 * GIB, inactive_file=GIB, active_file=12 * GIB)
+    assert machine.memory() == (16 * GIB, 3 * GIB)
+
+
 def test_v1_memory(machine: Machine) -> None:
     machine.v1("/box")
     for group, limit in (("", 9223372036854771712), ("box/", 8 * GIB)):
@@ -232,6 +240,10 @@ def test_v1_memory(machine: Machine) -> None:
         machine.write(f"{folder}memory.usage_in_bytes", 5 * GIB)
         machine.write(f"{folder}memory.stat", f"inactive_file {3 * GIB}\ntotal_cache 4\ntotal_inactive_file {GIB}")
     assert machine.memory() == (8 * GIB, 4 * GIB)
+    for group in ("", "box/"):
+        with (machine.root / f"sys/fs/cgroup/memory/{group}memory.stat").open("a") as stat:
+            stat.write(f"\ntotal_active_file {2 * GIB}\n")
+    assert machine.memory() == (8 * GIB, 2 * GIB)
 
 
 @pytest.mark.parametrize("limit", ["max", TOTAL, 2 * TOTAL, "nonsense"])

@@ -27,7 +27,8 @@ class MachineProbe:
 
     Memory: the limit is the smallest of the cgroup's, those of the groups around it and the machine's. What is used is
     that limit minus what can still be had at every one of these levels, page cache that the kernel can drop not
-    counted; /dev/shm is part of it. With one limit this is the group's usage minus its inactive file pages.
+    counted; /dev/shm is part of it. With one limit this is the group's usage minus its file pages, the active ones too:
+    each page of a file that is read a second time, as in a second epoch, becomes active and is dropped all the same.
 
     Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max, memory.max, memory.high, memory.current,
     memory.stat) and https://docs.kernel.org/admin-guide/cgroup-v1/memory.html, .../scheduler/sched-bwc.html
@@ -125,7 +126,7 @@ class _Memory:
     limits: tuple[str, ...]
     usage: str
     stat: str
-    inactive_file: str
+    file_pages: tuple[str, ...]
     last: tuple[int, int] | None = None
 
     def read(self, below: int) -> tuple[int, int] | None:
@@ -140,8 +141,9 @@ class _Memory:
                 return None
             usage_bytes = int(_text(self.usage))
             # memory.stat is ordered by kind, one "name bytes" per line.
-            _, named, rest = ("\n" + _text(self.stat)).partition(f"\n{self.inactive_file} ")
-            self.last = min(found), usage_bytes - (int(rest.split(None, 1)[0]) if named else 0)
+            stat = "\n" + _text(self.stat)
+            parts = [stat.partition(f"\n{name} ") for name in self.file_pages]
+            self.last = min(found), usage_bytes - sum(int(rest.split(None, 1)[0]) for _, named, rest in parts if named)
         except (OSError, ValueError, IndexError):
             pass
         return self.last
@@ -155,14 +157,15 @@ def _quota(group: Path) -> _Quota | None:
 
 
 def _memory(group: Path) -> _Memory | None:
-    for limit, usage, inactive_file in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    for limit, usage, of_whole in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         if (group / limit).is_file() and (group / usage).is_file():
             # Above memory.high the kernel slows the group down until it holds less.
             limits = tuple(str(group / name) for name in (limit, "memory.high") if (group / name).is_file())
-            return _Memory(limits, str(group / usage), str(group / "memory.stat"), inactive_file)
+            file_pages = tuple(f"{of_whole}{kind}_file" for kind in ("inactive", "active"))
+            return _Memory(limits, str(group / usage), str(group / "memory.stat"), file_pages)
     return None
 
 
