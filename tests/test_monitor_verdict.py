@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,6 +132,25 @@ def test_one_odd_window_does_not_decide() -> None:
     assert settle([observation(0.02, decode=(0.4, fill)) for fill in (0.1, 0.2, 1.0)]).kind == "balanced"
     starved = [observation(0.5, read=(0.2, 0.1), decode=(0.99, 0.1)) for _ in range(4)]
     assert settle([*starved, observation(0.5, read=(1.0, 0.1), decode=(0.0, 0.1))]).stage == "decode"
+
+
+def test_few_long_waits_are_judged_by_their_share_of_the_time() -> None:
+    usual, long = observation(0.0, decode=(0.4, 1.0)), replace(observation(0.9), elapsed_s=40.0)
+    seen = settle([usual] * 8 + [long] * 2)
+    assert (seen.kind, seen.stage) == ("input-bound", None)
+    assert seen.why == "the trainer waited 30 % of the time for data, but unevenly: 0 % in most windows"
+    assert seen.unevenly == pytest.approx(0.3)
+    assert settle([usual] * 8 + [long]).kind == "compute-bound", "one is an accident"
+    assert settle([usual] * 8 + [replace(long, elapsed_s=15.0)] * 2).kind == "balanced"
+    assert settle([observation(0.15), observation(0.22), observation(0.25)]).unevenly == 0.0
+    on_gpu = [replace(one, exposed_wait_frac=0.01) for one in [usual] * 8 + [long] * 2]
+    assert settle(on_gpu).kind == "compute-bound", "the GPU had work meanwhile"
+
+
+def test_windows_may_be_the_end_of_a_longer_time() -> None:
+    usual = observation(0.01, decode=(0.4, 1.0))
+    assert settle([usual] * 4, 0.4).why.startswith("the trainer waited 40 % of the time for data, but unevenly: 1 %")
+    assert settle([usual] * 4, 0.02).kind == "compute-bound"
 
 
 def test_the_stages_of_the_last_window_are_judged() -> None:

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,29 @@ def test_a_loop_that_does_not_wait_is_told_that_nothing_was_changed() -> None:
     assert card.startswith("InTune  COMPUTE-BOUND ")
     assert "why     the input pipeline is not the bottleneck; nothing was changed" in card
     assert "before" not in card
+
+
+class Stalls(FakePipeline):
+    """Every 200th batch takes 300 times as long as the others."""
+
+    def capacity(self, name: str, values: Mapping[str, int]) -> float:
+        return super().capacity(name, values) / (300.0 if self.delivered % 200 == 199 else 1.0)
+
+
+def test_a_loop_that_seldom_waits_but_long_is_not_told_that_the_model_is_the_limit() -> None:
+    pipeline = Stalls({"decode": Work(0.1, workers=4, window=16)}, FakeMachine(), depth=2)
+    loop, machine = FakeLoop(pipeline, model_s=0.05), pipeline.machine
+    tuner = Tuner(pipeline, TunerConfig(mode="observe"), probe=machine, clock=machine.clock())
+    loop.run(tuner, 200.0)
+    tuner.close()
+    report = build_report(tuner.summary())
+    assert report.after.wait_frac is not None and report.after.wait_frac > 0.3
+    rows = dict(card_rows(report))
+    assert rows["InTune"].startswith("INPUT-BOUND ")
+    assert rows["why"].endswith(" % of the time for data, but unevenly: 0 % in most windows")
+    assert rows["cause"].startswith("most batches are there in time, and some come far later: ")
+    assert "the model is the limit" not in end_card(report)
+    assert Report.from_json(report.to_json()) == report
 
 
 def test_advice_says_the_numbers_to_set() -> None:

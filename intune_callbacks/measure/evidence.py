@@ -13,7 +13,7 @@ __all__ = ["NONE", "Cause", "Evidence"]
 # fmt: off
 Kind = Literal[
     "storage", "cpu", "workers", "serial", "files", "order", "held", "shards", "loader",
-    "startup", "shuffle", "prefetch", "memory", "model",
+    "startup", "shuffle", "prefetch", "memory", "uneven", "model",
 ]
 # fmt: on
 
@@ -27,7 +27,7 @@ class Cause:
             (one item at a time), ``files`` (too few), ``order`` (workers own the shards), ``held`` (what is finished
             waits for a slower one), ``shards`` (too few, or uneven), ``loader`` (computed in the training loop),
             ``startup`` (of workers, each epoch), ``shuffle`` (a buffer being filled), ``prefetch`` (none), ``memory``
-            (the guard's limit) or ``model``.
+            (the guard's limit), ``uneven`` (few long waits) or ``model``.
         stage: the stage it is about, empty for the whole pipeline.
         sentence: with the numbers it rests on.
         line: what to paste, lines apart; empty where nothing can be pasted or nothing is predicted to gain.

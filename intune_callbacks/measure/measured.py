@@ -39,6 +39,7 @@ class Measured:
         memory_used_bytes: at the end of the last window.
         stages: as in the last window.
         rates: worker stage -> the medians of its rates.
+        unevenly: share of the time waited, where that is far more than in most windows; else 0.
     """
 
     batches: int
@@ -56,6 +57,7 @@ class Measured:
     memory_used_bytes: int
     stages: tuple[Stage, ...]
     rates: Mapping[str, StageRates]
+    unevenly: float = 0.0
 
     @property
     def wait_frac(self) -> float:
@@ -88,16 +90,17 @@ class Measured:
         return self.cpus if self.cpus_idle is None else min(self.cpus, self.cpus_busy + self.cpus_idle)
 
 
-def measured(observations: Sequence[Observation]) -> Measured | None:
+def measured(observations: Sequence[Observation], waited: float | None = None) -> Measured | None:
     """Return what windows of one allocation have in common; None where nothing ran in them.
 
     Args:
         observations: oldest first.
+        waited: as for `settle`.
     """
     ran = [o for o in observations if o.batches > 0 and o.elapsed_s > o.seam_s]
     if not ran:
         return None
-    last, judged = ran[-1], settle(ran)
+    last, judged = ran[-1], settle(ran, waited)
     idle = [o.resources.cpus_idle for o in ran if o.resources.cpus_idle is not None]
     on_gpu = all(o.exposed_wait_frac is not None for o in ran)
     periods_s = [(o.elapsed_s - o.seam_s) / o.batches for o in ran]
@@ -119,6 +122,7 @@ def measured(observations: Sequence[Observation]) -> Measured | None:
         memory_used_bytes=last.resources.memory_used_bytes,
         stages=last.stages,
         rates={name: _middle([o.rates[name] for o in ran if name in o.rates]) for name in last.rates},
+        unevenly=judged.unevenly,
     )
 
 

@@ -100,10 +100,18 @@ def held(seen: Measured, known: Evidence) -> Cause | None:
     return Cause("held", name, f"{sentence}: order='any' would not keep the order", gain=gain)
 
 
+def uneven(seen: Measured, known: Evidence) -> Cause | None:
+    """Waits that most windows know nothing of: no number of workers was seen to be too small."""
+    if not seen.unevenly or seen.wait_frac >= WAITS:
+        return None
+    why = "caches that are cold at first, storage that stalls, or single samples that are far larger"
+    return Cause("uneven", "", f"most batches are there in time, and some come far later: {why}")
+
+
 def model(seen: Measured) -> Cause:
     """The model itself, where the training does not wait for data."""
     waits = f"the training waits {percent(seen.wait_frac)} of the time for data"
     return Cause("model", "", f"{waits}, and computes {moment(seen.model_s)} for each batch: the model is the limit")
 
 
-ALL = (memory, startup, shuffle, prefetch, held)
+ALL = (memory, startup, shuffle, prefetch, held, uneven)

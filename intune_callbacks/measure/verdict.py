@@ -24,6 +24,9 @@ INPUT_BOUND, COMPUTE_BOUND, COMPUTE_BOUND_WITHOUT_QUEUE = 0.20, 0.10, 0.05
 full or, more carefully, where no queue can be looked at. The first two are TraceML's critical and warning values."""
 FULL_QUEUE, BUSY_TIE = 0.5, 0.05
 """From this fill on a queue stands full; stages whose busy shares differ by less are told apart by their queues."""
+UNEVEN = 2.0
+"""Waits are uneven where their share of the whole time is larger by this factor than in most windows. A choice: the
+windows of steady work differ by less."""
 MOST_WAIT = 0.999
 """Waits above it count as this much, so that the headroom stays finite."""
 
@@ -37,22 +40,26 @@ class Verdict:
         stage: the worker stage that limits the input; None when unknown or when the input is not the bottleneck.
         headroom: how much faster training would be if input were free: 0.5 = 50 % faster.
         why: one plain sentence.
+        unevenly: share of the time waited, where that is far more than in most windows; else 0.
     """
 
     kind: VerdictKind
     stage: str | None
     headroom: float
     why: str
+    unevenly: float = 0.0
 
 
-def settle(observations: Sequence[Observation]) -> Verdict:
+def settle(observations: Sequence[Observation], waited: float | None = None) -> Verdict:
     """Judge several windows by their medians, so that one odd window does not decide.
 
     The GPU's idle share is judged where it is known, else the share the training loop was blocked: a blocked loop does
-    no harm while the GPU still has queued work.
+    no harm while the GPU still has queued work. Waits that are few and long, as of storage that stalls, are in no
+    median: where they are much of the time, their share of it is judged.
 
     Args:
         observations: the windows, oldest first; the stages of the last one are judged.
+        waited: share of a longer time the loop was blocked, of which these windows are the end.
     """
     measured = sum(o.batches for o in observations)
     needed = LONG_STEPS if sum(o.elapsed_s for o in observations) >= LONG_S else STEPS
@@ -63,7 +70,12 @@ def settle(observations: Sequence[Observation]) -> Verdict:
     exposed = [o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]
     on_gpu = len(exposed) == len(observations)
     wait_frac = median(exposed) if on_gpu else median(o.wait_frac for o in observations)
-    headroom = wait_frac / (1.0 - min(wait_frac, MOST_WAIT))
+    all_frac = _waited(observations) if waited is None else waited
+    if not on_gpu and all_frac >= COMPUTE_BOUND and all_frac > UNEVEN * wait_frac:
+        kind: VerdictKind = "input-bound" if all_frac >= INPUT_BOUND else "balanced"
+        why = f"the trainer waited {percent(all_frac)} of the time for data, but unevenly"
+        return Verdict(kind, None, _headroom(all_frac), f"{why}: {percent(wait_frac)} in most windows", all_frac)
+    headroom = _headroom(wait_frac)
     who = f"the {'GPU stood idle' if on_gpu else 'trainer waited'} {percent(wait_frac)} of each step"
 
     if wait_frac >= INPUT_BOUND:
@@ -79,6 +91,18 @@ def settle(observations: Sequence[Observation]) -> Verdict:
     if compute_bound:
         return Verdict("compute-bound", None, headroom, f"{who}; the input pipeline is not the bottleneck")
     return Verdict("balanced", None, headroom, f"{who}; input and model are about equally fast")
+
+
+def _headroom(wait_frac: float) -> float:
+    return wait_frac / (1.0 - min(wait_frac, MOST_WAIT))
+
+
+def _waited(observations: Sequence[Observation]) -> float:
+    """The share of all windows' time, but for that with the longest wait, the training loop was blocked."""
+    longest = max(range(len(observations)), key=lambda i: observations[i].wait_frac * observations[i].elapsed_s)
+    others = [one for i, one in enumerate(observations) if i != longest]
+    elapsed_s = sum(one.elapsed_s for one in others)
+    return sum(one.wait_frac * one.elapsed_s for one in others) / elapsed_s if elapsed_s > 0.0 else 0.0
 
 
 def _guilty(observations: Sequence[Observation]) -> str | None:

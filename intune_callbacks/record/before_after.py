@@ -105,7 +105,9 @@ class BeforeAfter:
 
     def describe_before(self) -> Side:
         """Return `describe` of the time from the warm-up to the first change."""
-        return describe(self.before, (self._begun or Mark(), self._first_change if self.changes else self.now))
+        span = self._begun or Mark(), self._first_change if self.changes else self.now
+        # What follows a change is not like the rest: where there was none, all of the time is of one kind.
+        return describe(self.before, span, None if self.changes else figures(*span).wait_frac)
 
     def describe_after(self) -> Side:
         """Return `describe` of the time since the last change that was measured."""
@@ -127,15 +129,18 @@ class BeforeAfter:
         return replace(figures(Mark(), self.now), **rates, first_batch_s=six_digits(totals.first_batch_s))
 
 
-def describe(observations: Sequence[Observation], span: tuple[Mark, Mark] | None = None) -> Side:
+def describe(
+    observations: Sequence[Observation], span: tuple[Mark, Mark] | None = None, waited: float | None = None
+) -> Side:
     """Return the figures and the verdict of some windows, and what causes are computed from.
 
     Args:
         observations: windows of one allocation, oldest first; without any every number is None.
         span: from where to where: then throughput and wait are those of the whole span, what lies between the windows
             included; else medians of the windows.
+        waited: as for `settle`.
     """
-    judged = settle(observations)
+    judged = settle(observations, waited)
     last = observations[-1] if observations else None
     known: dict[str, Any] = {
         "throughput_samples_per_s": _middle([o.samples_per_s for o in observations]),
@@ -157,7 +162,7 @@ def describe(observations: Sequence[Observation], span: tuple[Mark, Mark] | None
         stage=judged.stage,
         headroom=six_digits(judged.headroom),
         why=judged.why,
-        measured=measured(observations),
+        measured=measured(observations, waited),
     )
 
 

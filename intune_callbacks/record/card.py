@@ -127,7 +127,8 @@ def tone(report: Report) -> str:
 
 
 def _why(report: Report) -> str:
-    if tone(report) == "good" and not report.changes:
+    is_uneven = "uneven" in [cause.kind for cause in report.causes]
+    if tone(report) == "good" and not report.changes and not is_uneven:
         return "the input pipeline is not the bottleneck; nothing was changed"
     return report.why
 
