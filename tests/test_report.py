@@ -352,6 +352,50 @@ def test_noise_is_not_slower(tmp_path: Path) -> None:
     assert "warm_start" in end_card(build_report(noisy), tmp_path)
 
 
+class OtherWork(FakeLoop):
+    """After a while the model takes `later_s` for a batch, or the items that many times as long."""
+
+    later_s, heavier = 0.3, 1.0
+
+    def change(self) -> None:
+        self.model_s = self.later_s
+        for name, work in self.pipeline.work.items():
+            self.pipeline.work[name] = replace(work, service_s=work.service_s * self.heavier)
+
+
+def at_other_work(later_s: float, heavier: float = 1.0) -> Report:
+    """The report of a run that was fed, and has had other work from a while after that on."""
+    pipeline = FakePipeline({"decode": Work(0.1, cpu_share=0.1, workers=2, window=8)}, FakeMachine(), depth=2)
+    loop, machine = OtherWork(pipeline, model_s=0.02), pipeline.machine
+    loop.later_s, loop.heavier = later_s, heavier
+    tuner = Tuner(pipeline, TunerConfig(), probe=machine, clock=machine.clock())
+    loop.run(tuner, 40.0)
+    loop.change()
+    loop.run(tuner, 200.0)
+    tuner.close()
+    return build_report(tuner.summary())
+
+
+def test_a_model_that_takes_longer_later_is_not_blamed_on_a_change() -> None:
+    report = at_other_work(later_s=0.3)
+    first, last = report.before.throughput_samples_per_s, report.after.throughput_samples_per_s
+    assert report.changes and first and last and last < 0.8 * first
+    assert report.verdict == "compute-bound"
+    assert report.why.endswith(
+        "; later it became slower, but not by a change: the model takes 300 ms for each batch, 20 ms before"
+    )
+    assert "keep your own numbers" not in end_card(report)
+    assert "brought" not in report.to_json()["after"]
+
+
+def test_items_that_become_heavier_are_not_blamed_on_the_changes_that_follow() -> None:
+    report = at_other_work(later_s=0.02, heavier=40.0)
+    first, last = report.before.throughput_samples_per_s, report.after.throughput_samples_per_s
+    assert first and last and last < 0.8 * first
+    assert report.verdict != "slower than before"
+    assert "; later it became slower, but not by a change" in report.why
+
+
 def test_hints_are_kept_and_those_that_matter_are_on_the_card() -> None:
     hints = Hint("shuffle holds all 50000 samples", ".shuffle(2048)", "shuffle"), Hint("two prefetches", "", "prefetch")
     report = build_report(replace(run(), whole=WHOLE, hints=hints))

@@ -19,6 +19,9 @@ __all__ = ["BeforeAfter", "Mark", "describe", "figures"]
 
 LAST_WINDOWS = 50
 """Windows before the first and after the last change that are described. A choice: enough for medians."""
+AT_A_CHANGE = 3
+"""Windows just before and just after a change whose medians tell what it brought. A choice: so many that no single one
+decides, so few that work or a machine that changed, and led to the change, is that of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,10 @@ class BeforeAfter:
         self._after: deque[Observation] = deque(maxlen=LAST_WINDOWS)
         self._earlier: tuple[Observation, ...] = ()
         self._begun: Mark | None = None
+        # Samples/s of this allocation's first windows, of the last ones before it, and what earlier changes brought.
+        self._first_rates: list[float] = []
+        self._rate_before: float | None = None
+        self._brought: float | None = None
         self._first_change = self._last_change = self._change_before = Mark()
 
     @property
@@ -73,6 +80,21 @@ class BeforeAfter:
         A run may end just after a change: what it was like until then says more than nothing.
         """
         return (tuple(self._after) or self._earlier) if self.changes else tuple(self.before)
+
+    @property
+    def brought(self) -> float | None:
+        """The throughput just after each change over that just before, multiplied; None while no change was measured.
+
+        Unlike the throughput after the last change over that before the first one, it holds nothing of what became
+        slower or faster by itself: a model that is given longer sequences, a machine that is throttled.
+        """
+        if self._rate_before is None or not self._first_rates:
+            return self._brought
+        return (self._brought or 1.0) * median(self._first_rates) / self._rate_before
+
+    @property
+    def _windows(self) -> deque[Observation]:
+        return self._after if self.changes else self.before
 
     def passed(self, totals: StepTotals, samples: int) -> None:
         """The run has come so far, and trained on so many samples since the last call."""
@@ -84,10 +106,16 @@ class BeforeAfter:
 
     def observed(self, observation: Observation) -> None:
         """Take one window."""
-        (self._after if self.changes else self.before).append(observation)
+        self._windows.append(observation)
+        if len(self._first_rates) < AT_A_CHANGE and observation.samples_per_s > 0.0:
+            self._first_rates.append(observation.samples_per_s)
 
     def changed(self) -> None:
         """The pipeline was resized."""
+        self._brought = self.brought
+        last = [o.samples_per_s for o in list(self._windows)[-AT_A_CHANGE:] if o.samples_per_s > 0.0]
+        self._rate_before = median(last) if last else self._rate_before
+        self._first_rates = []
         self.changes += 1
         self.settled_after_s = None
         if self.changes == 1:
@@ -113,9 +141,8 @@ class BeforeAfter:
         """Return `describe` of the time since the last change that was measured."""
         if not self.changes:
             return self.describe_before()
-        if self._after:
-            return describe(self.after, (self._last_change, self.now))
-        return describe(self.after, (self._change_before, self._last_change))
+        span = (self._last_change, self.now) if self._after else (self._change_before, self._last_change)
+        return replace(describe(self.after, span), brought=six_digits(self.brought))
 
     def whole(self) -> Span:
         """Return `figures` of the whole run, all rates over the whole wall; none where no step was seen."""

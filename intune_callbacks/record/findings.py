@@ -15,7 +15,7 @@ from intune_callbacks.measure.outgrow import outgrow
 from intune_callbacks.measure.predict import LEAST_GAIN, Advice
 from intune_callbacks.record.report import Report, Span
 from intune_callbacks.record.versions import versions
-from intune_callbacks.words import SLOWER, amount, changed, count, ratio
+from intune_callbacks.words import SLOWER, amount, changed, count, moment, ratio
 
 __all__ = ["build_report"]
 
@@ -51,11 +51,12 @@ def build_report(
     first, last = causes(before, known), causes(after, known)
     advised = _advised(summary, _advice(summary, after, known), last, after)
     is_cpu = bool(last) and last[0].kind == "cpu"
-    slower = _slower(summary, before, after)
-    if slower is not None:
+    slower, by_itself = _slower(summary, before, after)
+    if slower:
         verdict, why, cause, do, advised = SLOWER, slower, _because(last), _remedy(summary), None
     else:
-        verdict, why, do = summary.after.verdict, summary.before.why, _next(summary, note, first, last, advised)
+        verdict, do = summary.after.verdict, _next(summary, note, first, last, advised)
+        why = "; ".join(filter(None, (summary.before.why, by_itself)))
         cause = _because(first) if summary.before.verdict == "input-bound" else ""
     return replace(
         summary,
@@ -67,7 +68,7 @@ def build_report(
         causes=tuple(replace(one, gain=round(one.gain, 3)) for one in last),
         outgrow=outgrow(after, known.share) if after is not None and is_cpu else None,
         before=replace(summary.before, measured=None),
-        after=replace(summary.after, measured=None),
+        after=replace(summary.after, measured=None, brought=None),
         memory=replace(
             summary.memory,
             before_bytes=summary.before.memory_used_bytes,
@@ -133,21 +134,30 @@ def _advised(summary: Report, found: Advice, last: Sequence[Cause], seen: Measur
     return {"allocation": found.allocation, "gain": round(gain, 3), "lines": lines, "words": words}
 
 
-def _slower(summary: Report, before: Measured | None, after: Measured | None) -> str | None:
-    """Say that the run lost speed beyond what chance explains, and what was done to it; None where it did not."""
+def _slower(summary: Report, before: Measured | None, after: Measured | None) -> tuple[str, str]:
+    """Say that the run lost speed beyond what chance explains; nothing where it did not.
+
+    Returns:
+        What was done to it and, where that was not why, what else is known of it; one of them at least is empty.
+    """
     first, last = summary.before.throughput_samples_per_s, summary.after.throughput_samples_per_s
     if not summary.changes or before is None or after is None or not (first and last):
-        return None
+        return "", ""
     if "too short" in (before.verdict, after.verdict):
-        return None
-    got = last / first
-    if got >= 1.0 - max(LEAST_LOSS, ERRORS * math.hypot(before.noise, after.noise)):
-        return None
+        return "", ""
+    got, brought = last / first, summary.after.brought
+    least = 1.0 - max(LEAST_LOSS, ERRORS * math.hypot(before.noise, after.noise))
+    if got >= least:
+        return "", ""
+    if brought is not None and brought >= least:
+        then_s, now_s = before.model_s, after.model_s
+        model = f": the model takes {moment(now_s)} for each batch, {moment(then_s)} before"
+        return "", f"later it became slower, but not by a change{model if now_s * least > then_s else ''}"
     shown = [row for row in summary.stages if row.window_of is None] or summary.stages
     then, now = ({row.name: getattr(row, which) for row in shown} for which in ("first", "current"))
     did = f"InTune set {changed(then, now)}" if then != now else "InTune went back to the numbers of the start"
     rate = f"{amount(last)} samples/s after {amount(first)} before ({ratio(got)})"
-    return f"{rate}: {did}, after {count(summary.changes, 'change')}"
+    return f"{rate}: {did}, after {count(summary.changes, 'change')}", ""
 
 
 def _remedy(summary: Report) -> str:

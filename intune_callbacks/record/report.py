@@ -69,6 +69,7 @@ class Side(Span):
         headroom: what the input could deliver over what is taken.
         why: a sentence.
         measured: what causes are computed from; never in the file.
+        brought: by the changes, see `intune_callbacks.record.before_after`; never in the file.
     """
 
     exposed_wait_frac: float | None = None
@@ -83,6 +84,7 @@ class Side(Span):
     headroom: float | None = None
     why: str = ""
     measured: Measured | None = None
+    brought: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class Report:
 MEDIANS = {"throughput_samples_per_s", "throughput_batches_per_s", "wait_frac"}
 NOT_NULL: dict[type, set[str]] = {
     Report: {"ranks", "warm_start"},
-    Side: {*Span.__dataclass_fields__, "measured"} - MEDIANS,
+    Side: {*Span.__dataclass_fields__, "measured", "brought"} - MEDIANS,
 }
 """What is not there at all where it is None: of a side, what is known of a span only and not of single windows."""
 
