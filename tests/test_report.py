@@ -119,6 +119,15 @@ def test_the_next_run_is_told_only_what_was_changed(moved: set[str], next_step: 
     assert build_report(replace(summary, stages=stages)).next == next_step
 
 
+def test_a_window_that_alone_was_changed_is_told_too() -> None:
+    summary = run()
+    rows = [replace(row, first=row.current) for row in summary.stages]
+    wider = [replace(row, first=4, current=24) if row.window_of else row for row in rows]
+    decode = next(row.current for row in rows if row.name == "decode")
+    told = build_report(replace(summary, stages=tuple(wider))).next
+    assert told == f"start the next run with decode {decode} (window 24)"
+
+
 def test_a_loop_that_does_not_wait_is_told_that_nothing_was_changed() -> None:
     card = end_card(build_report(run(model_s=0.5)))
     assert card.startswith("InTune  COMPUTE-BOUND ")

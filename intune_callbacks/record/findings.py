@@ -15,7 +15,7 @@ from intune_callbacks.measure.outgrow import outgrow
 from intune_callbacks.measure.predict import LEAST_GAIN, Advice
 from intune_callbacks.record.report import Report, Span
 from intune_callbacks.record.versions import versions
-from intune_callbacks.words import SLOWER, amount, changed, count, moment, ratio
+from intune_callbacks.words import SLOWER, amount, changed, count, moment, ratio, with_window
 
 __all__ = ["build_report"]
 
@@ -196,11 +196,16 @@ def _next(
             why = f"more CPUs or a cheaper {stage!r} would help, other numbers would not"
         return f"{repr(stage) if stage else 'the input'} still limits{': ' if why else ''}{why}{fed}"
     workers = [row for row in summary.stages if row.unit == "workers"]
-    if all(row.first == row.current for row in workers):  # else a depth, if any, was changed
+    if all(row.first == row.current for row in workers):  # else a depth or a window, if any, was changed
         workers = [row for row in summary.stages if row.first != row.current and not row.window_of]
+    wide: dict[str | None, int] = {}  # windows follow their workers: told where they alone were changed
+    if not workers:
+        wide = {row.window_of: row.current for row in summary.stages if row.window_of and row.first != row.current}
+        workers = [row for row in summary.stages if row.name in wide]
     if not workers:
         return "nothing to change: the run ended with the numbers it began with"
-    return "start the next run with " + ", ".join(f"{row.name} {row.current}" for row in workers)
+    told = [f"{row.name} {with_window(row.current, wide.get(row.name))}" for row in workers]
+    return f"start the next run with {', '.join(told)}"
 
 
 def _unchanged(last: Sequence[Cause], fed: str) -> str:
