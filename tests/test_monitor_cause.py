@@ -128,6 +128,8 @@ def test_cpus_are_short_only_where_they_are_measured_to_be_busy() -> None:
     assert advice(busy).allocation == {}
     idle = window((stage("decode", 4, knob=MAP), rate(0.04, 0.039)), cpus=6.0)
     assert "CPUs busy" not in causes(idle)[0].sentence
+    small = window((stage("decode", 4, knob=MAP), rate(0.04, 0.039)), cpus=1.5)
+    assert causes(small)[0].sentence == "the input keeps 3.9 CPUs busy, and can count on 1.5"
 
 
 def test_on_a_crowded_machine_long_items_are_no_reads() -> None:

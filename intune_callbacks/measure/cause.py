@@ -179,7 +179,9 @@ def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     rate = seen.rates[stage.name]
     if rate.service_cpu_s < READS * rate.service_s and rate.service_s > LEAST_READ_S:
         return None
-    busy = f"the input keeps {min(seen.cpus_busy, seen.cpus):.1f} of {_cpus(seen)} busy"
+    busy = f"the input keeps {seen.cpus_busy:.1f} of {_cpus(seen)} busy"
+    if round(seen.cpus_busy, 1) > seen.cpus:  # while the training waits, its CPU is taken too
+        busy = f"the input keeps {seen.cpus_busy:.1f} CPUs busy, and can count on {amount(seen.cpus)}"
     if had < CPUS_BUSY * seen.cpus:
         others = "the CPUs are taken by the training and others"
         busy = f"{others}: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
