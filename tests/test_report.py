@@ -342,6 +342,16 @@ def test_a_run_that_became_slower_is_told_first_with_the_remedy() -> None:
     assert report.advice is None
 
 
+def test_a_run_that_memory_made_slower_is_not_told_to_take_its_own_numbers_again() -> None:
+    summary = slowed()
+    alarm = {"before": {}, "after": {}, "vetoes": [], "effect": None, "reason": "memory alarm: 9 of 10 GB used"}
+    report = build_report(replace(summary, decisions=({**alarm, "applied": True},)))
+    assert report.verdict == "slower than before"
+    assert report.next.startswith("memory was short: make room in it or, ")
+    report = build_report(replace(summary, decisions=({**alarm, "applied": False},)))
+    assert report.next.startswith("keep your own numbers (decode 8): ")
+
+
 def test_a_slower_run_whose_numbers_are_back_is_not_blamed_on_them() -> None:
     report = build_report(slowed(current=8))
     assert "InTune went back to the numbers of the start, after 3 changes" in report.why

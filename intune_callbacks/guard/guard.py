@@ -12,9 +12,11 @@ from intune_callbacks.measure.shares import CpuShares
 from intune_callbacks.pipelines.base import busy_limit, clamp
 from intune_callbacks.types import Allocation, Observation, Stage
 
-__all__ = ["Guard", "Ruling"]
+__all__ = ["ALARM", "Guard", "Ruling"]
 
 GB = 1e9
+ALARM = "memory alarm"
+"""How the reason of a decision begins that an alarm made."""
 WORTH_FREEING = 0.005
 """An alarm does not touch a pipeline that holds less than this share of the memory: something else fills it, and its
 windows would become narrow for nothing. A choice."""
@@ -136,8 +138,8 @@ class Guard:
             }
         if smaller == now or self._freed_bytes(smaller, observation) < WORTH_FREEING * resources.memory_limit_bytes:
             return None
-        why = f"memory alarm: {used / GB:.2f} of {resources.memory_limit_bytes / GB:.2f} GB used, "
-        return Ruling(smaller, (f"{why}soft limit {soft_bytes / GB:.2f} GB: shrunk at once",))
+        why = f"{ALARM}: {used / GB:.2f} of {resources.memory_limit_bytes / GB:.2f} GB used, "
+        return Ruling(smaller, (f"{why}soft limit {soft_bytes / GB:.2f} GB: the pipeline has to shrink",))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the CPU shares and sizes seen."""

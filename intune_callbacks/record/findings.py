@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from intune_callbacks.guard.guard import ALARM
 from intune_callbacks.measure.advice import to_set
 from intune_callbacks.measure.cause import advice, causes
 from intune_callbacks.measure.evidence import Cause, Evidence
@@ -161,6 +162,8 @@ def _slower(summary: Report, before: Measured | None, after: Measured | None) ->
 
 
 def _remedy(summary: Report) -> str:
+    if any(decision["applied"] and decision["reason"].startswith(ALARM) for decision in summary.decisions):
+        return "memory was short: make room in it or, where what fills it does no harm, raise memory_soft_limit"
     moved = {row.name: row.first for row in summary.stages if row.first != row.current and not row.window_of}
     keep = f"keep your own numbers ({', '.join(f'{name} {n}' for name, n in moved.items())})" if moved else ""
     leave = "run with mode='observe', which changes nothing"
