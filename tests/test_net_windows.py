@@ -11,13 +11,24 @@ from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.types import Resources, StageRates
 
 
-def window(net: Net, current: int, batches: int, made: int, cv: float = 0.1, cpus: float = 8.0) -> None:
-    """One second in which so many batches were delivered, and so many items made."""
+def window(
+    net: Net,
+    current: int,
+    batches: int,
+    made: int,
+    cv: float = 0.1,
+    cpus: float = 8.0,
+    evaluated_s: float = 0.0,
+    left_s: float = 600.0,
+) -> None:
+    """One second in which so many batches were delivered, and so many items made; one step may take much longer."""
     rates = StageRates(made, made / batches, 0.1, 0.001, cv, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     before = net._totals
-    totals = StepTotals(before.steps + batches, before.wait_s + 0.8, before.model_s + 0.2, 0.0, before.wall_s + 1.0)
+    wall_s, model_s = before.wall_s + 1.0 + evaluated_s, before.model_s + 0.2 + evaluated_s
+    totals = StepTotals(before.steps + batches, before.wait_s + 0.8, model_s, 0.0, wall_s)
     machine = Resources(cpus, 1 << 34, 1 << 30)
-    net.watch(seen(current, batches=batches, elapsed_s=1.0, rates=rates, resources=machine), totals)
+    known = {"batches": batches, "elapsed_s": 1.0 + evaluated_s, "remaining_s": left_s}
+    net.watch(seen(current, rates=rates, resources=machine, **known), totals)
 
 
 def started(current: int = 4, cv: float = 0.1) -> Net:
@@ -125,6 +136,21 @@ def test_unequal_items_do_not_excuse_a_lasting_loss() -> None:
         window(net, 3, 17, 17, cv=1.3)
         took += 1
         assert took < 20
+
+
+def test_an_evaluation_inside_the_loop_does_not_use_up_what_trials_may_cost() -> None:
+    net = started()
+    for _ in range(100):
+        window(net, 4, 10, 10)
+    net.changed({"load": 8})
+    window(net, 8, 14, 14)
+    window(net, 8, 2, 2, evaluated_s=10.0, left_s=0.0)
+    assert net.back() is None
+    assert not net.permit.is_spent
+    for _ in range(4):
+        window(net, 8, 14, 14)
+        assert net.back() is None
+    assert net.best == {"load": 8}
 
 
 def test_a_machine_that_changed_is_adapted_to_whatever_trials_have_cost_before() -> None:

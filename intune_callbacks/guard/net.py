@@ -39,7 +39,8 @@ SAME_CPUS = 0.01
 """Share by which the CPUs of the same machine may differ: they are read from quotas and affinities, and rounded."""
 SHIFT, SHIFT_SPREADS = 0.1, 2.5
 """A change of ln(seconds per batch), and in spreads of it, in two windows of one allocation: by chance 1 in 13,000."""
-STALL, STALL_S = 10.0, 10.0  # a choice: beyond so many times the best's, and so many s, the process was stopped
+STALL, STALL_S = 10.0, 10.0  # a choice: beyond so many times the best's, and so many s, it waited for a stopped process
+LONG = 3.0  # a choice: a step of more times the best's evaluates or saves, for workers slow a model down by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,9 @@ class Net:
         self._trials: dict[tuple[tuple[str, int], ...], _Trial] = {}
         self._now: _Trial | None = None
         self._best: _Trial | None = None
-        self._noise = 0.05
+        self._noise, self._low = 0.05, 0
         self._start: _Trial | None = None
         self._workers: frozenset[str] = frozenset()
-        self._low = 0
         self._most_harm_s = self._saved_s = self._cpus = 0.0
         # Harm and wall clock when the machine became another one, and how long the one before had lasted.
         self._forgotten_s, self._begin_s, self._lasted_s = 0.0, 0.0, math.inf
@@ -293,8 +293,8 @@ class Net:
         if start is not None and start.logs and now is not None and now.logs and now is not start:
             self._saved_s += max(0.0, steps * (start.batch_s - now.batch_s))
         if best is not None and now is not None and now is not best and steps >= 0 and best.logs:
-            spent_s = totals.wait_s + totals.model_s - before.wait_s - before.model_s
-            spent_s = min(spent_s, max(STALL_S, STALL * steps * best.batch_s))
-            harm_s = max(spent_s - steps * best.batch_s, -self.harm_s)
+            best_s, model_s = steps * best.batch_s, totals.model_s - before.model_s
+            spent_s = min(totals.wait_s - before.wait_s, max(STALL_S, STALL * best_s)) + min(model_s, LONG * best_s)
+            harm_s = max(spent_s - best_s, -self.harm_s)
             self.harm_s += harm_s
             now.harm_s += harm_s
