@@ -150,7 +150,7 @@ def _slower(summary: Report, before: Measured | None, after: Measured | None) ->
     least = 1.0 - max(LEAST_LOSS, ERRORS * math.hypot(before.noise, after.noise))
     if got >= least:
         return "", ""
-    if brought is not None and brought >= least:
+    if brought is not None and brought >= least and not _was_cut(summary):
         then_s, now_s = before.model_s, after.model_s
         model = f": the model takes {moment(now_s)} for each batch, {moment(then_s)} before"
         return "", f"later it became slower, but not by a change{model if now_s * least > then_s else ''}"
@@ -161,8 +161,14 @@ def _slower(summary: Report, before: Measured | None, after: Measured | None) ->
     return f"{rate}: {did}, after {count(summary.changes, 'change')}", ""
 
 
+def _was_cut(summary: Report) -> bool:
+    """Return whether something is smaller at the end than at the start, and memory alarms were among the changes."""
+    is_less = any(row.first is not None and row.current < row.first for row in summary.stages)
+    return is_less and any(one["applied"] and one["reason"].startswith(ALARM) for one in summary.decisions)
+
+
 def _remedy(summary: Report) -> str:
-    if any(decision["applied"] and decision["reason"].startswith(ALARM) for decision in summary.decisions):
+    if _was_cut(summary):
         return "memory was short: make room in it or, where what fills it does no harm, raise memory_soft_limit"
     moved = {row.name: row.first for row in summary.stages if row.first != row.current and not row.window_of}
     keep = f"keep your own numbers ({', '.join(f'{name} {n}' for name, n in moved.items())})" if moved else ""
