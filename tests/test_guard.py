@@ -142,6 +142,32 @@ def test_alarm_leaves_a_pipeline_that_holds_nothing() -> None:
     assert Guard(TunerConfig()).alarm(seen(item_bytes=1000.0, resources=machine(used=9.5 * GB))) is None
 
 
+def test_what_an_alarm_took_of_the_users_numbers_is_given_back_once_it_fits_for_a_while() -> None:
+    guard, own = Guard(TunerConfig()), {"decode": 8, "decode.window": 32}
+
+    def at(at_s: float, used: float, workers: int = 2, width: int = 2) -> Observation:
+        stages = [stage("decode", workers), window("decode", width)]
+        known = {"decode": rates(item_bytes=100 * MB)}
+        return observation(stages, machine(cpus=4.0, used=used * GB), rates=known, at_s=at_s)
+
+    assert guard.restored(at(0.0, 1.0), own) is None, "no alarm took it"
+    for at_s, width in ((0.5, 32), (1.0, 8)):
+        assert guard.alarm(at(at_s, 9.5, 8, width)) is not None
+    assert guard.restored(at(8.0, 2.0), own) is None, "too soon"
+    assert guard.restored(at(12.0, 7.0), own) is None, "32 results of 100 MB have no room"
+    ruling = guard.restored(at(13.0, 2.0), own)
+    assert ruling is not None and ruling.allocation == own
+    assert guard.restored(at(40.0, 2.0), own) is None, "once"
+    for at_s, width in ((49.0, 32), (50.0, 8)):
+        assert guard.alarm(at(at_s, 9.5, 8, width)) is not None
+    assert guard.restored(at(62.0, 2.0), own) is None, "later each time"
+    resumed = Guard(TunerConfig())
+    resumed.load_state_dict(guard.state_dict())
+    for known in (guard, resumed):
+        ruling = known.restored(at(71.0, 2.0), own)
+        assert ruling is not None and ruling.allocation == own
+
+
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_ranks_of_a_node_share_the_memory_that_is_left(ranks: int) -> None:
     node = Resources(8.0, int(64 * GB), int(20 * GB), local_ranks=ranks)

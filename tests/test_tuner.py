@@ -135,6 +135,23 @@ def test_a_memory_alarm_comes_before_the_policy() -> None:
     assert pipeline.values["decode.window"] == 8
 
 
+def test_what_a_memory_alarm_took_comes_back_with_the_memory() -> None:
+    pipeline = FakePipeline(
+        {"decode": Work(0.1, item_bytes=0.1 * GB, workers=8, window=64)}, FakeMachine(memory_limit_bytes=10 * GB)
+    )
+    loop, own = FakeLoop(pipeline, model_s=0.1), dict(pipeline.values)
+    tuner = tuner_of(pipeline, policy=Script())
+    loop.run(tuner, seconds=5.0)
+    pipeline.machine.memory_used_bytes = int(9.5 * GB)  # somebody else takes it
+    loop.run(tuner, seconds=20.0)
+    assert pipeline.values["decode"] < own["decode"]
+    pipeline.machine.memory_used_bytes = 1 * GB
+    (restored,) = [decision for decision in loop.run(tuner, seconds=20.0) if decision.applied]
+    assert restored.reason == "memory is there again: back to the numbers of the start"
+    assert pipeline.values == own
+    assert tuner.best == own, "not what the alarm left"
+
+
 @pytest.mark.parametrize("policy", ["model-jump", "dqn"])
 def test_memory_is_never_planned_beyond_the_soft_limit(policy: str) -> None:
     work = Work(0.5, cv=0.9, item_bytes=0.2 * GB, worker_bytes=0.1 * GB, workers=2, window=4)

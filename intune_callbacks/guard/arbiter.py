@@ -25,6 +25,7 @@ class Resolution:
         settled: True while the policy holds what it found.
         holds: True where nothing more is to come: it is settled, or what it wants may not be tried.
         alarm: True where the guard asked for it.
+        restored: True where what an alarm took is given back.
         back: where the net goes back to, if it does.
     """
 
@@ -35,6 +36,7 @@ class Resolution:
     settled: bool = False
     holds: bool = False
     alarm: bool = False
+    restored: bool = False
     back: Return | None = None
 
 
@@ -55,6 +57,9 @@ def resolve(seen: Observation, policy: Policy, guard: Guard, net: Net, *, tune: 
         return Resolution(changed, changed, back.reason, back=back)
     if tune and (alarm := guard.again(seen, net.permit.own)) is not None:
         return _alarmed(alarm, now)
+    if tune and (restored := guard.restored(seen, net.permit.own)) is not None:
+        changed = changes(restored.allocation, now)
+        return Resolution(changed, changed, restored.vetoes[0], restored=True)
     if short := net.permit.why_too_short(seen):
         return Resolution(reason=f"only measuring: {short}")
     proposal = policy.decide(replace(seen, stages=movable(seen.stages)))

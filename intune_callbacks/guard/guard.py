@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +21,9 @@ ALARM = "memory alarm"
 WORTH_FREEING = 0.005
 """An alarm does not touch a pipeline that holds less than this share of the memory: something else fills it, and its
 windows would become narrow for nothing. A choice."""
+CALM_S, LONGEST_CALM_S = 10.0, 600.0
+"""Seconds after an alarm before what it took of the user's own numbers is given back, and at most; each time twice as
+long, for memory that comes and goes must not lead the workers to and fro. A choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Guard:
         self._item_bytes: dict[str, float] = {}
         self._worker_bytes: dict[str, float] = {}
         self._seen_at_s: float | None = None
+        self._alarm_s, self._calm_s, self._taken = math.inf, CALM_S, set[str]()
 
     @property
     def largest_item_bytes(self) -> float:
@@ -138,12 +143,31 @@ class Guard:
             }
         if smaller == now or self._freed_bytes(smaller, observation) < WORTH_FREEING * resources.memory_limit_bytes:
             return None
+        self._alarm_s = observation.at_s
+        self._taken |= {name for name, value in smaller.items() if value < now[name]}
         why = f"{ALARM}: {used / GB:.2f} of {resources.memory_limit_bytes / GB:.2f} GB used, "
         return Ruling(smaller, (f"{why}soft limit {soft_bytes / GB:.2f} GB: the pipeline has to shrink",))
 
+    def restored(self, observation: Observation, own: Mapping[str, int]) -> Ruling | None:
+        """Return what to give back of the user's `own` numbers, all that alarms took, once it fits for a while."""
+        if observation.at_s - self._alarm_s < self._calm_s:
+            return None
+        now, limit_bytes = observation.allocation, observation.resources.memory_limit_bytes
+        # The CPUs are not asked: these numbers were the user's on them.
+        taken = self._taken & now.keys() & own.keys()
+        whole = now | {name: max(now[name], own[name]) for name in taken}
+        if self._needed_bytes(whole, observation) > self._soft_limit * limit_bytes:
+            return None
+        self._alarm_s, self._taken = math.inf, set()
+        if whole == now:
+            return None
+        self._calm_s = min(2.0 * self._calm_s, LONGEST_CALM_S)
+        return Ruling(whole, ("memory is there again: back to the numbers of the start",))
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the CPU shares and sizes seen."""
+        """Return the CPU shares and sizes seen, and what alarms took."""
         return {
+            "taken": sorted(self._taken),
             "shares": self._shares.state_dict(),
             "item_bytes": dict(self._item_bytes),
             "worker_bytes": dict(self._worker_bytes),
@@ -152,6 +176,8 @@ class Guard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self._shares.load_state_dict(state["shares"])
+        self._taken = {str(name) for name in state.get("taken", ())}
+        self._alarm_s = -math.inf if self._taken else math.inf
         self._item_bytes = {name: float(size) for name, size in state["item_bytes"].items()}
         self._worker_bytes = {name: float(size) for name, size in state["worker_bytes"].items()}
 

@@ -249,7 +249,7 @@ class Tuner:
         after, resize_s = self._resize(found.granted, before)
         if why_not := getattr(self._pipeline, "why_not", ""):
             decision = replace(decision, vetoes=(*found.vetoes, f"not all of it is in force: {why_not}"))
-        if found.alarm or (found.back is not None and after != found.back.allocation):
+        if found.alarm or found.restored or (found.back is not None and after != found.back.allocation):
             self._net.forget()  # the best of before is not to be had any more
         if found.alarm and hasattr(self._pipeline, "trim"):
             self._pipeline.trim()
