@@ -64,7 +64,10 @@ def number(value: object) -> float | None:
     """Return `value` as a finite float; None if it is none: files may hold anything."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number of more digits than a float has room for
+        return None
 
 
 def amount(value: object, unknown: str = NOTHING) -> str:

@@ -96,7 +96,7 @@ def said(report: Report) -> dict[str, str]:
         "cause": report.cause,
         "whole": _whole(report),
         "also": _also(report),
-        "ranks": str((report.ranks or {}).get("line", "")),
+        "ranks": str((report.ranks or {}).get("line") or ""),
         "frozen": report.frozen or "",
         "warm": f"{used}started from {warm.get('from')}: {warm.get('why')}" if warm else "",
         "next": report.next,
