@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -10,7 +10,7 @@ from typing import Literal
 from intune_callbacks.types import Observation
 from intune_callbacks.words import percent
 
-__all__ = ["Verdict", "VerdictKind", "settle"]
+__all__ = ["Verdict", "VerdictKind", "Waited", "settle"]
 
 VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short", "slower than before"]
 """The last one is said of a whole run only, see `intune_callbacks.record.findings`."""
@@ -50,6 +50,28 @@ class Verdict:
     unevenly: float = 0.0
 
 
+class Waited:
+    """The share of all windows' time, but for that with the longest wait, in which the training loop was blocked."""
+
+    def __init__(self, observations: Iterable[Observation] = ()) -> None:
+        self._wait_s = self._elapsed_s = 0.0
+        self._longest_s = 0.0, 0.0
+        for seen in observations:
+            self.add(seen)
+
+    def add(self, seen: Observation) -> None:
+        """Take one window."""
+        waited_s = seen.wait_frac * seen.elapsed_s
+        self._wait_s, self._elapsed_s = self._wait_s + waited_s, self._elapsed_s + seen.elapsed_s
+        self._longest_s = max(self._longest_s, (waited_s, seen.elapsed_s))
+
+    @property
+    def share(self) -> float:
+        """0..1; 0 of a single window."""
+        waited_s, elapsed_s = self._wait_s - self._longest_s[0], self._elapsed_s - self._longest_s[1]
+        return waited_s / elapsed_s if elapsed_s > 1e-6 * self._elapsed_s else 0.0
+
+
 def settle(observations: Sequence[Observation], waited: float | None = None) -> Verdict:
     """Judge several windows by their medians, so that one odd window does not decide.
 
@@ -59,7 +81,7 @@ def settle(observations: Sequence[Observation], waited: float | None = None) -> 
 
     Args:
         observations: the windows, oldest first; the stages of the last one are judged.
-        waited: share of a longer time the loop was blocked, of which these windows are the end.
+        waited: as `Waited` has it of all windows, where these are only the last of them.
     """
     measured = sum(o.batches for o in observations)
     needed = LONG_STEPS if sum(o.elapsed_s for o in observations) >= LONG_S else STEPS
@@ -70,7 +92,7 @@ def settle(observations: Sequence[Observation], waited: float | None = None) -> 
     exposed = [o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]
     on_gpu = len(exposed) == len(observations)
     wait_frac = median(exposed) if on_gpu else median(o.wait_frac for o in observations)
-    all_frac = _waited(observations) if waited is None else waited
+    all_frac = Waited(observations).share if waited is None else waited
     if not on_gpu and all_frac >= COMPUTE_BOUND and all_frac > UNEVEN * wait_frac:
         kind: VerdictKind = "input-bound" if all_frac >= INPUT_BOUND else "balanced"
         why = f"the trainer waited {percent(all_frac)} of the time for data, but unevenly"
@@ -95,14 +117,6 @@ def settle(observations: Sequence[Observation], waited: float | None = None) -> 
 
 def _headroom(wait_frac: float) -> float:
     return wait_frac / (1.0 - min(wait_frac, MOST_WAIT))
-
-
-def _waited(observations: Sequence[Observation]) -> float:
-    """The share of all windows' time, but for that with the longest wait, the training loop was blocked."""
-    longest = max(range(len(observations)), key=lambda i: observations[i].wait_frac * observations[i].elapsed_s)
-    others = [one for i, one in enumerate(observations) if i != longest]
-    elapsed_s = sum(one.elapsed_s for one in others)
-    return sum(one.wait_frac * one.elapsed_s for one in others) / elapsed_s if elapsed_s > 0.0 else 0.0
 
 
 def _guilty(observations: Sequence[Observation]) -> str | None:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from intune_callbacks.measure.measured import measured
-from intune_callbacks.measure.verdict import settle
+from intune_callbacks.measure.verdict import Waited, settle
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.record.report import Side, Span
 from intune_callbacks.types import Observation
@@ -66,6 +66,8 @@ class BeforeAfter:
         self.now = Mark()
         self._after: deque[Observation] = deque(maxlen=LAST_WINDOWS)
         self._earlier: tuple[Observation, ...] = ()
+        # Of all windows, not only of those that are remembered.
+        self._waited_before, self._waited, self._waited_earlier = Waited(), Waited(), Waited()
         self._begun: Mark | None = None
         # Samples/s of this allocation's first windows, of the last ones before it, and what earlier changes brought.
         self._first_rates: list[float] = []
@@ -107,6 +109,7 @@ class BeforeAfter:
     def observed(self, observation: Observation) -> None:
         """Take one window."""
         self._windows.append(observation)
+        (self._waited if self.changes else self._waited_before).add(observation)
         if len(self._first_rates) < AT_A_CHANGE and observation.samples_per_s > 0.0:
             self._first_rates.append(observation.samples_per_s)
 
@@ -123,7 +126,9 @@ class BeforeAfter:
         elif self._after:
             self._change_before = self._last_change
         self._last_change = self.now
-        self._earlier = tuple(self._after) or self._earlier
+        if self._after:
+            self._earlier, self._waited_earlier = tuple(self._after), self._waited
+        self._waited = Waited()
         self._after.clear()
 
     def settled(self) -> None:
@@ -134,15 +139,15 @@ class BeforeAfter:
     def describe_before(self) -> Side:
         """Return `describe` of the time from the warm-up to the first change."""
         span = self._begun or Mark(), self._first_change if self.changes else self.now
-        # What follows a change is not like the rest: where there was none, all of the time is of one kind.
-        return describe(self.before, span, None if self.changes else figures(*span).wait_frac)
+        return describe(self.before, span, self._waited_before.share)
 
     def describe_after(self) -> Side:
         """Return `describe` of the time since the last change that was measured."""
         if not self.changes:
             return self.describe_before()
         span = (self._last_change, self.now) if self._after else (self._change_before, self._last_change)
-        return replace(describe(self.after, span), brought=six_digits(self.brought))
+        waited = self._waited if self._after else self._waited_earlier
+        return replace(describe(self.after, span, waited.share), brought=six_digits(self.brought))
 
     def whole(self) -> Span:
         """Return `figures` of the whole run, all rates over the whole wall; none where no step was seen."""
