@@ -409,6 +409,26 @@ def test_a_model_that_takes_longer_later_is_not_blamed_on_a_change() -> None:
     assert "brought" not in report.to_json()["after"]
 
 
+@pytest.mark.parametrize(
+    ("current", "model_s", "idle", "blamed"),
+    [
+        (8, 0.09, 0.0, False),  # these are the user's own numbers
+        (8, 0.02, 0.0, True),  # it waits for data longer than before
+        (2, 0.09, 5.0, False),
+        (2, 0.09, 0.1, True),  # workers may have taken the model's CPUs
+    ],
+)
+def test_time_that_the_model_takes_is_blamed_only_on_workers_that_crowd_it(
+    current: int, model_s: float, idle: float, blamed: bool
+) -> None:
+    summary = slowed(current=current)
+    seen = summary.after.measured
+    assert seen is not None
+    slow = replace(seen, period_s=seen.period_s + 0.1, model_s=seen.model_s + model_s, cpus_idle=idle)
+    report = build_report(replace(summary, after=replace(summary.after, brought=0.5, measured=slow)))
+    assert (report.verdict == "slower than before") is blamed
+
+
 def test_items_that_become_heavier_are_not_blamed_on_the_changes_that_follow() -> None:
     report = at_other_work(later_s=0.02, heavier=40.0)
     first, last = report.before.throughput_samples_per_s, report.after.throughput_samples_per_s

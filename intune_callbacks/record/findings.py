@@ -23,6 +23,8 @@ __all__ = ["build_report"]
 LEAST_LOSS, ERRORS = 0.03, 2.0
 """Share of the throughput, and standard errors of both sides, by which a changed run is called slower. A choice: a
 machine changes by some percent, and of normal errors 5 % are larger."""
+MOSTLY = 0.5
+"""Share of the time a batch takes longer from which on that is the model's. A choice: the larger part."""
 RAISED = 1.5
 """Factor on its workers from which on a stage counts as tried with more. A choice: less brings too little to see."""
 LAST_DECISIONS = 2
@@ -150,12 +152,15 @@ def _slower(summary: Report, before: Measured | None, after: Measured | None) ->
     least = 1.0 - max(LEAST_LOSS, ERRORS * math.hypot(before.noise, after.noise))
     if got >= least:
         return "", ""
-    if brought is not None and brought >= least and not _was_cut(summary):
-        then_s, now_s = before.model_s, after.model_s
-        model = f": the model takes {moment(now_s)} for each batch, {moment(then_s)} before"
-        return "", f"later it became slower, but not by a change{model if now_s * least > then_s else ''}"
     shown = [row for row in summary.stages if row.window_of is None] or summary.stages
     then, now = ({row.name: getattr(row, which) for row in shown} for which in ("first", "current"))
+    lost_s, model_s = after.period_s - before.period_s, after.model_s - before.model_s
+    # Workers can slow the model down where there are more of them than before, and no CPU is left for it.
+    may_crowd = then != now and (after.cpus_idle is None or after.cpus_idle < 1.0)
+    by_model = model_s > MOSTLY * lost_s > 0.0 and not may_crowd
+    if (by_model or (brought is not None and brought >= least)) and not _was_cut(summary):
+        model = f": the model takes {moment(after.model_s)} for each batch, {moment(before.model_s)} before"
+        return "", f"later it became slower, but not by a change{model if model_s > MOSTLY * lost_s > 0.0 else ''}"
     did = f"InTune set {changed(then, now)}" if then != now else "InTune went back to the numbers of the start"
     rate = f"{amount(last)} samples/s after {amount(first)} before ({ratio(got)})"
     return f"{rate}: {did}, after {count(summary.changes, 'change')}", ""
