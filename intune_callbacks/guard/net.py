@@ -279,7 +279,7 @@ class Net:
         self._suspect = None
         if suspect is now:  # tried again, and now it is the best
             self.permit.acquitted(suspect.allocation)
-        elif median(self._since) > median(suspect.logs) - LEAST_MARGIN:
+        elif math.exp(median(self._since)) + now.start_s / now.epoch_batches > suspect.batch_s / (1.0 + LEAST_MARGIN):
             self.permit.acquitted(suspect.allocation)
             suspect.logs.clear()
             self._again = suspect.allocation, "tried again: the machine was slow meanwhile"
