@@ -48,23 +48,10 @@ CAMPAIGN = {
     *("benchmarks", "benchmarks_criteo", "benchmarks_never_slower", "benchmarks_tfdata", "benchmarks_wild"),
 }
 CORE = {
-    *("core", "missing_packages", "imports", "exports", "cli", "doctor", "check", "words", "elastic", "history"),
-    *(
-        "tuner",
-        "tuner_faults",
-        "tuner_pace",
-        "guard",
-        "net",
-        "net_windows",
-        "permit",
-        "policies",
-        "agent_dqn",
-        "weights",
-        "report",
-        "card",
-        "watch",
-        "page_reading",
-    ),
+    *("core", "missing_packages", "imports", "exports", "cli", "doctor", "check", "words", "history"),
+    *("elastic", "elastic_workers", "report", "report_card", "card", "watch", "page_reading"),
+    *("tuner", "tuner_faults", "tuner_pace", "guard", "net", "net_windows", "permit"),
+    *("policies", "agent_dqn", "weights"),
     *("saved", "run_dir", "monitor_resources"),
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import run, slowed
+from report_runs import run, slowed
 
 from intune_callbacks.record.card import end_card
 from intune_callbacks.record.findings import build_report

@@ -4,59 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from cause_windows import INTERLEAVE, LOADER, MAP, rate, stage, window
 from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.measure.cause import advice, causes
 from intune_callbacks.measure.evidence import Evidence
-from intune_callbacks.measure.measured import Measured, measured
-from intune_callbacks.measure.predict import LEAST_GAIN, Advice, promised
+from intune_callbacks.measure.measured import measured
+from intune_callbacks.measure.predict import LEAST_GAIN, promised
 from intune_callbacks.record.before_after import describe
-from intune_callbacks.types import Hint, Observation, Resources, Stage, StageRates
-
-LOADER, ITERABLE = (
-    "DataLoader(num_workers={})",
-    "DataLoader(num_workers={})  # was 2; the samples' order follows the workers",
-)
-MAP, INTERLEAVE = ".map(decode, num_parallel_calls={})", ".interleave(..., num_parallel_calls={})"
-
-
-def rate(service_s: float, cpu_s: float, busy: float = 0.99, items: float = 1.0, **more: float) -> StageRates:
-    starved, blocked = more.pop("starved", 1.0 - busy), more.pop("blocked", 0.0)
-    return StageRates(50, items, service_s, cpu_s, 0.1, busy, starved, blocked, 0.1, 1e5, more.pop("worker_bytes", 0.0))
-
-
-def stage(name: str, current: int, high: int = 64, **more: Any) -> Stage:
-    return Stage(name, more.pop("kind", "cpu"), "workers", 1, high, current, **more)
-
-
-def window(
-    *stages: tuple[Stage, StageRates],
-    period_s: float = 0.010,
-    wait: float = 0.9,
-    cpus: float = 8.0,
-    seam_s: float = 0.0,
-    epoch: int | None = 100,
-    memory: tuple[int, int] = (64 * GB, 1 * GB),
-    idle: float | None = None,
-) -> Measured:
-    """What ten windows of ten batches of 32 had in common; `seam_s` is of all the windows together."""
-    running_s = 10 * period_s
-    seen = Observation(
-        *(100, 100.0, running_s + seam_s / 10, 10, 320, 0.0, 0.0, 0.0, (1 - wait) * period_s),
-        stages=tuple(s for s, _ in stages),
-        rates={s.name: r for s, r in stages},
-        resources=Resources(cpus, *memory, cpus_idle=idle),
-        seam_s=seam_s / 10,
-        epoch_batches=epoch,
-    )
-    seen = replace(seen, wait_frac=(wait * running_s + seen.seam_s) / seen.elapsed_s)
-    found = measured([seen] * 10)
-    assert found is not None
-    assert (found.period_s, found.wait_frac) == (pytest.approx(period_s), pytest.approx(wait))
-    return found
+from intune_callbacks.types import Hint, Stage, StageRates
 
 
 def test_starts_of_epochs_are_spread_over_the_batches() -> None:
@@ -230,139 +188,6 @@ def test_too_few_files() -> None:
     assert advice(seen, Evidence((hint,))).allocation == {}
     elsewhere = replace(hint, stage="other")
     assert causes(seen, Evidence((elsewhere,)))[0].kind == "storage"
-
-
-@pytest.mark.parametrize("hints", [(), (Hint("the shards belong to the workers", kind="order", stage="load"),)])
-def test_workers_that_own_the_shards_are_left_alone(hints: tuple[Hint, ...]) -> None:
-    seen = window((stage("load", 2, knob=LOADER if hints else ITERABLE), rate(0.02, 0.001)))
-    (cause,) = causes(seen, Evidence(hints))
-    assert (cause.kind, cause.line) == ("order", "")
-    assert cause.sentence == (hints[0].what if hints else causes(seen)[0].sentence)
-    assert hints or "own the shards" in cause.sentence
-    assert advice(seen, Evidence(hints)).allocation == {}
-
-
-def test_no_worker_is_one_after_the_other() -> None:
-    seen = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000)
-    (cause,) = causes(seen)
-    assert (cause.kind, cause.stage) == ("loader", "load")
-    assert "makes each batch itself, 6 ms, and then trains on it, 4 ms" in cause.sentence
-    assert cause.sentence.endswith("; a worker makes the next one meanwhile")
-    assert cause.line == "DataLoader(num_workers=2, persistent_workers=True)  # was 0"
-    # 10 ms become the model's 4 and the hand-over of a batch, 1 ms: 2.0, less the margin.
-    assert cause.gain == pytest.approx(1.7, abs=0.1)
-    short = replace(seen, epoch_batches=100)  # 0.1 s to start a worker are a tenth of that
-    assert causes(short)[0].gain < cause.gain
-    (order,) = causes(replace(seen, stages=(replace(seen.stages[0], knob=ITERABLE),)))
-    assert order.line.startswith("DataLoader(num_workers=1, ")
-    # One worker keeps the order, and its 6 ms are the limit: 10 / 6, less the margin.
-    assert order.gain == pytest.approx(promised(10 / 6.0), abs=0.05)
-
-
-def test_items_cheaper_than_the_hand_over_stay_in_the_training_loop() -> None:
-    seen = window((stage("load", 0, knob=LOADER), rate(0.0004, 0.0004)), period_s=0.001, wait=0.4)
-    (cause,) = causes(seen)
-    assert (cause.kind, cause.line, cause.gain) == ("loader", "", 1.0)
-    assert cause.sentence.endswith("; from a worker it would not come sooner")
-    assert advice(seen).allocation == {}
-    full = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000, idle=0.0)
-    assert causes(full)[0].sentence.endswith("; no CPU is free for a worker")
-    assert advice(full).allocation == {}
-
-
-def test_datapipes_get_a_word_about_workers() -> None:
-    hint = Hint("the datapipe has no workers", "DataLoader(num_workers=1)", "loader")
-    (cause,) = causes(window(wait=0.5), Evidence((hint,)))
-    assert (cause.kind, cause.line) == ("loader", "DataLoader(num_workers=1)")
-    assert cause.gain == pytest.approx(promised(10 / 6.0))
-    assert causes(window(wait=0.5)) == ()  # it waits, and nobody knows for what
-    # Workers it has: whatever their number, batches are made beside the training, and no gain can be told.
-    assert causes(window(wait=0.5), Evidence((replace(hint, kind="workers"),))) == ()
-
-
-def test_start_up_of_workers_each_epoch() -> None:
-    load = stage("load", 16, knob=LOADER, startup_s=0.05)
-    seen = window((load, rate(0.05, 0.04, 0.3)), period_s=0.0122, wait=0.01, seam_s=0.85)
-    (cause,) = causes(seen)
-    assert (cause.kind, cause.line) == ("startup", "DataLoader(num_workers=16, persistent_workers=True)  # was 16")
-    assert cause.sentence == (
-        "each epoch begins with 850 ms of starting 16 workers anew, 41 % of the time: persistent_workers=True keeps "
-        "them, where nothing changes the dataset between epochs"
-    )
-    # Of 20.7 ms a batch the 8 ms of 16 workers go: 1.63, less the margin.
-    assert cause.gain == pytest.approx(promised(20.7 / 12.7), rel=0.01)
-    assert advice(seen).persistent == ("load",)
-    kept = replace(seen, stages=(replace(load, startup_s=0.0),))
-    assert [c.kind for c in causes(kept)] == ["model"]
-
-
-def test_start_up_of_workers_nobody_can_look_into() -> None:
-    load = stage("load", 8, high=8, knob=LOADER, startup_s=0.1)
-    seen = replace(window((load, rate(0.05, 0.04)), wait=0.6, seam_s=0.8), rates={}, stage=None)
-    (cause,) = (one for one in causes(seen) if one.kind == "startup")
-    assert cause.line == "DataLoader(num_workers=8, persistent_workers=True)  # was 8"
-    # Of 18 ms a batch the 8 ms of the starts go, and what it waits for beside them stays.
-    assert cause.gain == pytest.approx(promised(18 / 10), rel=0.01)
-    assert advice(seen).persistent == ("load",)
-    # There is no next start.
-    once = Evidence(whole={"epochs": 1})
-    assert advice(seen, once).persistent == () and "startup" not in [one.kind for one in causes(seen, once)]
-    assert advice(seen, Evidence(whole={"epochs": 2})).persistent == ("load",)
-
-
-STARVED = Hint("worker 0 of 8 delivered everything", "DataLoader(num_workers=1)  # was 8", "shards", "load")
-
-
-@pytest.mark.parametrize("wait", [0.9, 0.01])
-@pytest.mark.parametrize("is_seen", [True, False], ids=["watched", "nobody can look into it"])
-def test_workers_without_a_shard(is_seen: bool, wait: float) -> None:
-    load = stage("load", 8, knob=ITERABLE, startup_s=0.1)
-    seen = window((load, rate(0.08, 0.01)), wait=wait, seam_s=0.8)
-    if not is_seen:
-        seen = replace(seen, rates={}, stage=None)
-    (cause,) = causes(seen, Evidence((STARVED,)))
-    assert (cause.kind, cause.stage, cause.gain) == ("shards", "load", 1.0)
-    assert (cause.sentence, cause.line) == (STARVED.what, STARVED.line)
-    assert advice(seen, Evidence((STARVED,))) == Advice()  # not to keep those that do nothing
-    # Uneven ones have work for all; without a wait nobody misses it.
-    uneven = Evidence((replace(STARVED, what="the shards are uneven", line=""),))
-    kinds = [one.kind for one in causes(replace(seen, stages=(replace(load, startup_s=0.0),)), uneven)]
-    assert kinds == (["shards"] if wait > 0.5 else ["model"])
-
-
-def test_more_workers_are_charged_with_their_start() -> None:
-    def wanted(startup_s: float, knob: str = "") -> int:
-        load = stage("load", 1, knob=knob, startup_s=startup_s)
-        return advice(window((load, rate(0.0099, 0.001)), seam_s=startup_s)).allocation.get("load", 1)
-
-    free, dear = wanted(0.0), wanted(0.2)
-    assert 1 < dear < free
-    assert wanted(0.2, LOADER) == free  # those can be kept, and the line says so
-
-
-def test_a_shuffle_buffer_that_is_being_filled() -> None:
-    hint = Hint("shuffle holds all 50000 samples before the first batch", ".shuffle(2048)", "shuffle")
-    seen = window((stage("decode", 4, knob=MAP), rate(0.01, 0.01, 0.3)), wait=0.02, seam_s=0.7)
-    known = Evidence((hint,), whole={"first_batch_s": 1.4, "wall_s": 20.0})
-    (cause,) = causes(seen, known)
-    assert (cause.kind, cause.line) == ("shuffle", ".shuffle(2048)")
-    assert cause.sentence == f"{hint.what}: the first batch came after 1.4 s"
-    assert cause.gain == pytest.approx(promised(1.7), rel=0.01)
-    # What fills the buffer had to be read in any case, where the training waits for reads.
-    waiting = causes(window((stage("decode", 4), rate(0.04, 0.01)), wait=0.8, seam_s=0.7), known)
-    assert [(c.line, c.gain) for c in waiting if c.kind == "shuffle"] == [("", 1.0)]
-
-
-def test_no_prefetch_is_one_after_the_other() -> None:
-    hint = Hint("nothing is prefetched", ".prefetch(2)", "prefetch")
-    parts = (stage("decode", 4, knob=MAP), rate(0.02, 0.019, 0.5))
-    found = causes(window(parts, wait=0.5), Evidence((hint,)))
-    assert [(c.line, c.gain) for c in found if c.kind == "prefetch"] == [(".prefetch(2)", pytest.approx(promised(2.0)))]
-    # Of a pipeline that waits 94 % for its reads hardly anything is gained.
-    reads = causes(window((parts[0], rate(0.04, 0.001)), wait=0.97), Evidence((hint,)))
-    assert "prefetch" not in [c.kind for c in reads]
-    there = window(parts, (Stage("prefetch", "memory", "items", 1, 64, 2), rate(0.0, 0.0)), wait=0.5)
-    assert "prefetch" not in [c.kind for c in causes(there, Evidence((hint,)))]
 
 
 def test_memory() -> None:

@@ -189,7 +189,7 @@ def test_another_word_is_refused_with_the_two_there_are() -> None:
 
 
 def test_the_verdict_says_what_the_order_costs() -> None:
-    from test_monitor_cause import rate, stage, window
+    from cause_windows import rate, stage, window
 
     held = rate(0.1, 0.1, items=1.0)
     seen = window((stage("load", 8), held))

@@ -1,9 +1,7 @@
-"""What an audit broke in the worker stage: no hang, no lost item, no memory kept, whatever a batch or a worker does."""
+"""What an audit broke in the worker stage: no hang, no lost item, whatever a worker does."""
 
 from __future__ import annotations
 
-import collections
-import gc
 import multiprocessing
 import os
 import signal
@@ -23,7 +21,6 @@ from busy_machine import eventually
 from intune_callbacks import WorkerDied
 from intune_callbacks.measure.freed import Freed
 from intune_callbacks.pipelines import worker_cost
-from intune_callbacks.pipelines.counters import Counters, nbytes
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
 from intune_callbacks.pipelines.workers import processes as workers
 from intune_callbacks.pipelines.workers import threads as elastic_threads
@@ -253,119 +250,3 @@ def test_a_hanging_thread_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) ->
     assert time.monotonic() - begin_s < 1.2
     go_on.set()
     assert eventually(stage.close)
-
-
-# -- what is in a batch ----------------------------------------------------------------------------------------------
-
-
-class Unsizable:
-    @property
-    def nbytes(self) -> int:
-        raise RuntimeError("nbytes is not defined")
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"no {name} either")
-
-
-class Graph:
-    """A plain class, as a library's batch is."""
-
-    def __init__(self) -> None:
-        self.x, self.name = np.zeros(MB, np.uint8), "graph"
-        self.self = self
-
-
-class Slotted:
-    __slots__ = ("empty", "x")
-
-    def __init__(self) -> None:
-        self.x = np.zeros(MB, np.uint8)
-
-
-def test_results_whose_size_cannot_be_told_are_delivered() -> None:
-    stage = ElasticMap(iter(range(20)), lambda i: Unsizable(), workers=2, window=4)
-    assert sum(isinstance(value, Unsizable) for value in stage) == 20
-    assert stage.close()
-
-
-def test_a_fault_of_the_counters_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counters, "computed", lambda *_: 1 / 0)
-    stage = ElasticMap(iter(range(20)), lambda i: i, workers=2, window=4)
-    assert list(stage) == list(range(20))
-    assert stage.close()
-
-
-def test_sizes_are_right_whatever_contains_the_arrays() -> None:
-    array = np.zeros(MB, np.uint8)
-    assert nbytes(collections.UserDict(x=array, y=[array])) == 2 * MB
-    assert MB <= nbytes(Graph()) < MB + 100
-    assert nbytes(Slotted()) == MB
-    assert nbytes({"a": (array, [array, "abc"])}) == 2 * MB + 3
-    assert nbytes([array] * 100) == 100 * MB
-    assert nbytes([np.zeros(n, np.uint8) for n in range(1000)]) == pytest.approx(499_500, rel=0.1)
-    assert nbytes(Unsizable()) == nbytes(None) == nbytes(object) == 0
-
-
-def test_a_batch_that_holds_half_the_program_is_looked_at_quickly() -> None:
-    tree: Any = []
-    for _ in range(12):
-        tree = [list(tree), *([tree] * 20)]
-    begin_s = time.monotonic()
-    nbytes(tree)
-    nbytes(sys.modules)
-    assert time.monotonic() - begin_s < 1.0
-
-
-def test_what_crossed_the_pipe_is_the_size_of_a_result() -> None:
-    stage = stage_of(lambda i: memoryview_free(Slotted()), range(8), workers=1, window=2)
-    list(stage)
-    assert stage.counters.item_bytes == pytest.approx(MB, rel=0.01)
-    end(stage)
-
-
-def memoryview_free(value: Slotted) -> Any:
-    """A class `nbytes` finds nothing in, that pickles to a megabyte."""
-    return Hidden(bytes(value.x))
-
-
-class Hidden:
-    def __init__(self, data: bytes) -> None:
-        self._get = lambda: data
-
-    def __reduce__(self) -> Any:
-        return Hidden, (self._get(),)
-
-
-class Collects:
-    """A result at whose counting the garbage collector runs."""
-
-    @property
-    def nbytes(self) -> int:
-        gc.collect()
-        return 1
-
-
-def test_the_collector_may_end_a_stage_in_one_of_its_own_workers() -> None:
-    gone = threading.Event()  # only the first results of a stage are all counted
-
-    class Owner:
-        def __init__(self) -> None:
-            work = lambda i: gone.wait(8.0) and Collects()  # noqa: E731
-            self.stage = ElasticMap(iter(range(10**9)), work, workers=1, window=10**6)
-            self.me = self
-
-        def __del__(self) -> None:
-            self.stage.close()
-
-    gc.freeze()  # what other tests left is neither walked through nor finalized in the worker
-    gc.disable()
-    try:
-        owner = Owner()
-        threads, name = list(owner.stage._threads.threads), owner.stage.name
-        assert name == "map"
-        del owner
-        gone.set()
-        assert eventually(lambda: not any(thread.is_alive() for thread in threads))
-    finally:
-        gc.enable()
-        gc.unfreeze()

@@ -1,0 +1,164 @@
+"""The resizable stage where workers fail, leave, are added late, or are none at all."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+
+import pytest
+from busy_machine import eventually
+from stage_work import counted, plain, work
+
+from intune_callbacks import WorkerDied
+from intune_callbacks.pipelines.hold import Hold
+from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.processes import ProcessPool
+
+
+def test_stop_iteration_from_the_function_is_an_error_not_an_end() -> None:
+    def fn(x: int) -> int:
+        if x == 3:
+            raise StopIteration
+        return x
+
+    stage = ElasticMap(iter(range(6)), fn, workers=2, window=4)
+    got = [next(stage) for _ in range(3)]
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        next(stage)
+    assert got + list(stage) == [0, 1, 2, 4, 5]
+    stage.close()
+
+
+def kill_at_five(x: int) -> int:
+    if x == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def test_a_killed_child_is_replaced() -> None:
+    pool = ProcessPool(kill_at_five, multiprocessing.get_context("fork"))
+    stage = ElasticMap(iter(range(12)), None, workers=1, window=3, pool=pool)
+    got = [next(stage) for _ in range(5)]
+    with pytest.raises(WorkerDied, match="exit code -9"):
+        next(stage)
+    assert got + list(stage) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    stage.close()
+    pool.close()
+
+
+def test_items_fed_to_a_worker_that_leaves_are_computed_by_the_consumer() -> None:
+    """The first version hung: the worker left with its inbox full, and nobody looked there."""
+    gate = threading.Event()
+    by: list = []
+
+    def fn(x: int) -> int:
+        by.append((x, threading.current_thread() is threading.main_thread()))
+        if x == 0:
+            gate.wait(10)
+        return x
+
+    stage = ElasticMap(iter(range(9)), fn, inline=fn, workers=1, window=5, feed=True)
+    stage.prime()
+    assert eventually(lambda: by, 9.0)
+    stage.resize(0)
+    threading.Timer(0.1, gate.set).start()
+    assert list(stage) == list(range(9))
+    assert by == [(0, False)] + [(x, True) for x in range(1, 9)]
+    assert stage.close()
+
+
+def test_without_workers_nothing_is_pulled_ahead_or_past_the_end() -> None:
+    taken: list = []
+    stage = ElasticMap(counted(5, taken), work, inline=work, workers=0, window=8, feed=True, hold=Hold(5))
+    for number in range(1, 6):
+        stage.prime()
+        assert plain(next(stage)) == number - 1 and len(taken) == number
+    assert not stage._line.exhausted
+    assert next(stage, None) is None and next(stage, None) is None
+    assert stage.stats().items == 5 and stage.close()
+
+
+@pytest.mark.parametrize("end", ["close", "resize"])
+def test_a_stage_without_workers_can_be_closed_or_grown(end: str) -> None:
+    stage = ElasticMap(iter(range(20)), work, inline=work, workers=0, window=3, feed=True)
+    got = [plain(next(stage)) for _ in range(4)]
+    if end == "close":
+        assert stage.close() and next(stage, "end") == "end"
+    else:
+        stage.resize(3)
+        assert got + [plain(result) for result in stage] == list(range(20))
+        assert stage.close()
+
+
+def test_without_a_function_for_it_one_worker_stays() -> None:
+    stage = ElasticMap(iter(range(5)), work, workers=2, window=3, feed=True)
+    stage.resize(0)
+    assert stage.workers == 1 and [plain(result) for result in stage] == list(range(5))
+    stage.close()
+
+
+def test_a_stage_that_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ProcessPool(work, multiprocessing.get_context("fork"))
+    get, given = pool.get, []
+
+    def failing():
+        if len(given) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        given.append(get())
+        return given[-1]
+
+    monkeypatch.setattr(pool, "get", failing)
+    with pytest.raises(BlockingIOError):
+        ElasticMap(iter(range(5)), None, workers=4, pool=pool, name="half")
+    assert not [t for t in threading.enumerate() if t.name == "intune-half"]
+    assert pool.idle == 2
+    pool.close()
+    assert not pool.pids
+
+
+def test_growth_acts_while_items_are_left_though_the_source_has_ended() -> None:
+    """Repro 27: an epoch that fits into the window was never grown."""
+    gate = threading.Event()
+    stage = ElasticMap(iter(range(8)), lambda x: gate.wait(10) and x, workers=1, window=20, feed=True, name="grown")
+    stage.prime()
+    stage.resize(4)
+    assert len([t for t in threading.enumerate() if t.name == "intune-grown"]) == 4
+    gate.set()
+    assert list(stage) == list(range(8))
+    stage.close()
+
+
+def test_the_start_of_children_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ProcessPool(work, multiprocessing.get_context("fork"))
+    first = pool.get()
+    once_s = pool.startup.total_s
+    assert pool.startup.count == 1 and once_s > 0
+    pool.put(first)
+    assert pool.get() is first and pool.startup.count == 1 and pool.startup.total_s == once_s
+    pool.put(first)
+    pool.close()
+
+
+def test_a_keyboard_interrupt_in_the_consumer_leaves_the_stage_usable() -> None:
+    gate = threading.Event()
+
+    def fn(x: int) -> int:
+        if x == 2:
+            gate.wait(10)
+        return x
+
+    stage = ElasticMap(iter(range(6)), fn, workers=1, window=2)
+    got = [next(stage), next(stage)]
+    # A shell that starts its jobs in the background has them ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(stage)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    gate.set()
+    assert got + list(stage) == list(range(6))
+    assert stage.close()

@@ -1,0 +1,209 @@
+"""The card says the verdict first, and of the whole run what a reader has to know."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import WHOLE, run, slowed
+
+from intune_callbacks.record.card import card_rows, end_card
+from intune_callbacks.record.findings import build_report
+from intune_callbacks.record.report import Report, StageRow, write_report
+from intune_callbacks.types import Hint
+from intune_callbacks.words import COLUMNS, wrapped
+
+
+def unfolded(report: Report) -> list[str]:
+    """Return the rows of the end card, each sentence in one line."""
+    return [f"{label:<6}  {text}" for label, text in card_rows(report)]
+
+
+def test_the_card_of_a_run_that_was_fed() -> None:
+    report = build_report(run())
+    lines = unfolded(report)
+    assert lines[0].startswith("InTune  INPUT-BOUND -> COMPUTE-BOUND")
+    assert f"{report.changes} change" in lines[0]
+    assert "settled after" in lines[0]
+    assert "'decode'" in lines[1]
+    assert lines[1].startswith("why     the trainer waited 80 % of each step on")
+    assert lines[2].startswith(
+        "cause   each batch of 'decode' computes for 100 ms in 1 worker, while 7.0 of 8 CPUs are f"
+    )
+    assert lines[3].startswith("before  ")
+    assert "decode 1 · prefetch 2" in lines[3]
+    assert "RAM 1.0 of 64 GB" in lines[3]
+    assert "wait 80 %" in lines[3] and "wait 0 %" in lines[4]
+    assert "1 600 samples/s" in lines[4]
+    assert f"decode {report.after.allocation['decode']}" in lines[4]
+    card = end_card(report)
+    assert "headroom" not in card and "the model alone" not in card
+    assert lines[5].startswith("whole   ") and "samples/s in 20 s" in lines[5]
+    assert lines[5].endswith("\n1 600 samples/s at last, 1 341 in the whole run")
+    assert lines[6].startswith("next    start the next run with decode ")
+    assert max(len(line) for line in card.splitlines()) < 100
+
+
+def test_a_loop_that_does_not_wait_is_told_that_nothing_was_changed() -> None:
+    card = end_card(build_report(run(model_s=0.5)))
+    assert card.startswith("InTune  COMPUTE-BOUND ")
+    assert "why     the input pipeline is not the bottleneck; nothing was changed" in card
+    assert "before" not in card
+
+
+def test_a_run_that_was_too_short_says_so() -> None:
+    report = build_report(run(seconds=1.0))
+    assert report.verdict == "too short"
+    card = end_card(report)
+    assert "TOO SHORT" in card
+    assert "not measured" in card
+
+
+def test_a_note_is_what_to_do_next() -> None:
+    assert end_card(build_report(run(), note="wrap the source in a ParallelMapper")).endswith("in a ParallelMapper")
+
+
+def test_a_frozen_run_says_why() -> None:
+    summary = replace(run(), frozen="OSError: gone")
+    card = end_card(build_report(summary))
+    assert "frozen  OSError: gone" in card
+    assert card.splitlines()[-1].startswith("next    the allocation stayed where it was")
+
+
+@pytest.mark.parametrize(("own_bytes", "told"), [(85e6, "85 MB"), (1.25e9, "1.2 GB"), (1e6, ""), (None, "")])
+def test_what_worker_processes_hold_is_told_where_it_is_much(own_bytes: float | None, told: str) -> None:
+    summary = run()
+    summary = replace(summary, memory=replace(summary.memory, worker_bytes=own_bytes))
+    rows = [text for label, text in card_rows(build_report(summary)) if label == "also"]
+    assert rows == ([f"each worker process holds {told} of memory of its own"] if told else [])
+
+
+def test_the_whole_run_is_the_figure() -> None:
+    report = build_report(replace(run(), whole=WHOLE))
+    head, *rest = end_card(report).splitlines()
+    assert re.split(r"\s{2,}", head)[-1].startswith("800 samples/s in 20 s, ")
+    at = next(i for i, line in enumerate(rest) if line.startswith("whole "))
+    assert rest[at] == "whole   800 samples/s in 20 s   wait 40 %   first batch after 1.2 s"
+    assert rest[at + 1] == "        1 600 samples/s while it runs, 800 with the start of each epoch"
+    assert report.whole == WHOLE
+    assert "whole" not in end_card(build_report(replace(run(), whole=None)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"throughput_samples_per_s": 1500.0}, None),
+        (
+            {"seam_s": 1.0, "paused_s": 9.0},
+            "1 600 samples/s while it runs, 800 with its start and its pauses",
+        ),
+        ({"seam_s": 0.5, "paused_s": 0.1}, "1 600 samples/s at last, 800 in the whole run"),
+    ],
+)
+def test_what_lies_between_the_two_figures(changes: dict[str, float], told: str | None) -> None:
+    rows = dict(card_rows(build_report(replace(run(), whole=replace(WHOLE, **changes)))))
+    assert rows["whole"].partition("\n")[2] == (told or "")
+
+
+def test_the_start_of_workers_each_epoch_is_said_with_the_line() -> None:
+    summary = replace(run(mode="observe", model_s=0.2), whole=replace(WHOLE, throughput_samples_per_s=80.0))
+    knob: dict[str, Any] = {"knob": "DataLoader(num_workers={})"}
+    assert summary.after.measured is not None
+    first, *others = summary.after.measured.stages
+    measured = replace(summary.after.measured, stages=(replace(first, startup_s=0.1, **knob), *others))
+    before, after = (replace(side, measured=measured) for side in (summary.before, summary.after))
+    rows_with_knob = (replace(summary.stages[0], **knob), *summary.stages[1:])
+    summary = replace(summary, before=before, after=after, stages=rows_with_knob)
+    rows = dict(card_rows(build_report(summary)))
+    assert rows["whole"].endswith(
+        "\n160 samples/s while it runs, 80 with the start of each epoch: persistent_workers=True"
+    )
+    folded = wrapped(end_card(build_report(summary))).splitlines()
+    assert "persistent_workers=True" in " ".join(folded) and max(map(len, folded)) <= COLUMNS
+    assert rows["also"].startswith("each epoch begins with 1.5 s of starting 1 worker anew, ")
+    report = build_report(replace(summary, mode="advise"))
+    assert report.next.splitlines()[1:] == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1"]
+
+
+def test_a_run_that_became_slower_is_told_first_with_the_remedy() -> None:
+    report = build_report(slowed())
+    assert report.verdict == "slower than before"
+    lines = unfolded(report)
+    assert lines[0].startswith("InTune  SLOWER THAN BEFORE  ")
+    assert re.fullmatch(
+        r"why     1 \d{3} samples/s after 2 \d{3} before \(× 0\.66\): InTune set decode 8 -> 2, after 3 changes",
+        lines[1],
+    )
+    assert lines[2].startswith("cause   the input keeps ")
+    assert lines[-1] == "next    keep your own numbers (decode 8): run with mode='observe', which changes nothing"
+    assert report.advice is None
+
+
+def test_noise_is_not_slower(tmp_path: Path) -> None:
+    assert build_report(slowed(0.98)).verdict != "slower than before"
+    assert build_report(replace(slowed(0.66), changes=0)).verdict != "slower than before"
+    brief = slowed(verdict="too short")  # a few batches that were in stock
+    assert build_report(brief).verdict != "slower than before"
+    assert build_report(slowed(0.9)).verdict == "slower than before"
+    noisy = slowed(0.9, noise=0.06)
+    assert build_report(noisy).verdict != "slower than before"
+    (tmp_path / "found.yaml").write_text("")
+    assert "warm_start" not in end_card(build_report(slowed()), tmp_path)
+    assert "warm_start" in end_card(build_report(noisy), tmp_path)
+
+
+def test_hints_are_kept_and_those_that_matter_are_on_the_card() -> None:
+    hints = Hint("shuffle holds all 50000 samples", ".shuffle(2048)", "shuffle"), Hint("two prefetches", "", "prefetch")
+    report = build_report(replace(run(), whole=WHOLE, hints=hints))
+    assert report.hints == hints
+    assert report.to_json()["hints"][1] == {"what": "two prefetches", "line": "", "kind": "prefetch", "stage": ""}
+    rows = dict(card_rows(report))
+    assert rows["also"] == "shuffle holds all 50000 samples: the first batch came after 1.2 s (expected × 1.35)"
+    assert "two prefetches" not in end_card(report)
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(42.0, "42 s"), (185.0, "3 min 5 s"), (7800.0, "2 h 10 min")])
+def test_durations_are_readable(seconds: float, told: str) -> None:
+    assert told in end_card(build_report(replace(run(), wall_s=seconds)))
+
+
+def test_the_gpus_share_stands_beside_the_wait() -> None:
+    summary = run(mode="observe")
+    summary = replace(summary, after=replace(summary.after, wait_frac=0.6, exposed_wait_frac=0.02))
+    assert "wait 60 % (GPU idle 2 %)" in end_card(build_report(summary))
+
+
+def test_the_source_of_the_mode_is_told_when_somebody_chose_it() -> None:
+    assert "mode  " not in end_card(build_report(run()))
+    assert "mode    observe, from INTUNE_MODE" in end_card(build_report(run(mode="observe"), mode_source="INTUNE_MODE"))
+
+
+def test_the_card_names_the_files_that_were_written(tmp_path: Path) -> None:
+    report = build_report(run())
+    assert "files" not in end_card(report, tmp_path)
+    write_report(tmp_path, report)
+    (tmp_path / "history.jsonl").write_text("")
+    assert f"files   report.json, history.jsonl in {tmp_path}" in end_card(report, tmp_path)
+    assert "warm_start" not in end_card(report, tmp_path)
+    (tmp_path / "found.yaml").write_text("")
+    assert end_card(report, tmp_path).endswith(f'\n        or begin it where this one ended: warm_start="{tmp_path}"')
+    assert "warm_start" not in end_card(replace(report, frozen="ValueError: x"), tmp_path)
+    assert "warm_start" not in end_card(replace(report, changes=0), tmp_path)
+
+
+def test_a_window_is_shown_where_it_alone_changed() -> None:
+    def row(name: str, first: int, current: int, window_of: str | None = None) -> StageRow:
+        return StageRow(name, "cpu", "workers", 1, 99, current, window_of=window_of, first=first)
+
+    stages = (
+        row("read", 1, 8),
+        row("read.window", 2, 16, "read"),
+        row("parse", 1, 1),
+        row("parse.window", 2, 5, "parse"),
+    )
+    card = end_card(build_report(replace(run(), stages=stages)))
+    assert "read 1 · parse 1 (window 2)" in card
+    assert "read 8 · parse 1 (window 5)" in card
