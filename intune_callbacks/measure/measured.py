@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from intune_callbacks.measure.verdict import settle
-from intune_callbacks.types import Allocation, Observation, Stage, StageRates
+from intune_callbacks.types import Observation, Stage, StageRates
 
 __all__ = ["Measured", "measured"]
 
@@ -63,11 +63,6 @@ class Measured:
     def wait_frac(self) -> float:
         """Share of the time the training waits while it runs, 0..1."""
         return 1.0 - self.model_s / self.period_s
-
-    @property
-    def allocation(self) -> Allocation:
-        """The value of every stage."""
-        return {stage.name: stage.current for stage in self.stages}
 
     @property
     def workers(self) -> tuple[Stage, ...]:

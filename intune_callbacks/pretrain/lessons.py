@@ -100,8 +100,8 @@ class Lessons:
         used = (self.env.workers * self.env.machines.share).sum(1) / self.env.cpus
         return utility(rate, self.env.view.memory, used)
 
-    def step(self, replay: Replay) -> float:
-        """Run one decision of all machines and return their mean rate as a share of the nominal one."""
+    def step(self, replay: Replay) -> None:
+        """Run one decision of all machines."""
         c, env = self.config, self.env
         if self.shell.track is not None and self.shell.track.decisions == 0:
             self.shell.track.age[self._fresh] = 100
@@ -118,10 +118,8 @@ class Lessons:
             if len(self._past) > c.steps:
                 self._remember(replay)
         self._left -= 1
-        done = float(np.mean(env.rate / env.machines.nominal_rate))
         if self._left <= 0:
             self._begin()
-        return done
 
     def _explored(self, slots: Floats, pipeline: Floats, mask: Bools) -> Floats:
         """What the network says, but random values in some slots of a share `explore` of the decisions."""

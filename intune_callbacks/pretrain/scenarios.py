@@ -55,13 +55,11 @@ class Run:
 
     Args:
         rate: batches per second delivered, cost of changes included.
-        steady_rate: without it.
         moved: some worker count changed.
         ran_out: machines that ran out of memory at least once, [N].
     """
 
     rate: Floats
-    steady_rate: Floats
     moved: Bools
     ran_out: Bools
 
@@ -94,14 +92,14 @@ def play(controller: Controller, machines: Machines, name: str, seed: int) -> Ru
     scenario = SCENARIOS[name]
     env = environment(machines, name, seed)
     shape = (scenario.decisions, len(machines))
-    rate, steady, moved = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
+    rate, moved = np.zeros(shape), np.zeros(shape, bool)
     for t in range(scenario.decisions):
         before = env.workers
         value, window = controller.act(env.view)
         env.step(value, window)
-        rate[t], steady[t] = env.rate, env.steady_rate
+        rate[t] = env.rate
         moved[t] = (env.workers != before).any(1)
-    return Run(rate, steady, moved, env.ran_out > 0)
+    return Run(rate, moved, env.ran_out > 0)
 
 
 def first_reach(fraction: Floats, threshold: float) -> Floats:
