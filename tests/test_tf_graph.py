@@ -18,7 +18,7 @@ from intune_callbacks.pipelines.tf import build as tf_build  # noqa: E402
 from intune_callbacks.pipelines.tf import graph as tf_graph  # noqa: E402
 from intune_callbacks.pipelines.tf import native as tf_native  # noqa: E402
 from intune_callbacks.pipelines.tf.graph import CannotRewrite, DatasetGraph  # noqa: E402
-from intune_callbacks.pipelines.tf.objects import held  # noqa: E402
+from intune_callbacks.pipelines.tf.objects import held, made  # noqa: E402
 from intune_callbacks.pipelines.tf.rewrite import rewrite  # noqa: E402
 
 EPOCHS = 2
@@ -34,10 +34,15 @@ def names(dataset, **options):
     return [stage.name for stage in rewrite(dataset, "key", **{"live": True, **options}).stages]
 
 
+def dataset_of(found):
+    """Return a dataset made from an edited graph."""
+    return made(found.graph.maker(), found.graph.dataset)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_edited_graph_delivers_what_the_dataset_does(kind: str) -> None:
     stock, found = KINDS[kind](), rewrite(KINDS[kind](), "key", live=True)
-    built = found.graph.build()
+    built = dataset_of(found)
     assert built.element_spec == stock.element_spec
     assert int(built.cardinality()) == int(stock.cardinality())
     expected = [elements(stock) for _ in range(EPOCHS)]
@@ -106,7 +111,7 @@ def test_a_file_of_rows_that_is_read_alone_keeps_its_reader(tmp_path: Path) -> N
     stock = tf.data.experimental.make_csv_dataset(str(tmp_path / "rows.csv"), 4, num_epochs=1, shuffle=False)
     found = rewrite(stock, "key", live=True)
     assert "interleave" not in [stage.kind for stage in found.stages] and not found.notes
-    given, expected = ([batch["a"].numpy().tolist() for batch in one] for one in (found.graph.build(), stock))
+    given, expected = ([batch["a"].numpy().tolist() for batch in one] for one in (dataset_of(found), stock))
     assert given == expected and len(given) == 10
 
 
@@ -115,7 +120,7 @@ def test_parallel_reads_become_an_interleave_in_the_same_order() -> None:
         stock = tf.data.TFRecordDataset(FILES, num_parallel_reads=cycle)
         found = rewrite(stock, "key", live=True)
         assert found.stages[0].kind == "interleave" and found.stages[0].high == cycle
-        assert elements(found.graph.build()) == elements(stock)
+        assert elements(dataset_of(found)) == elements(stock)
     assert len(elements(stock)) == sum(LENGTHS)
 
 
@@ -135,7 +140,7 @@ def test_stages_inside_a_function_are_reported() -> None:
 
 
 def test_variables_are_shared_not_copied() -> None:
-    built = rewrite(KINDS["variable and table"](), "key", live=True).graph.build()
+    built = dataset_of(rewrite(KINDS["variable and table"](), "key", live=True))
     before = elements(built)
     try:
         OFFSET.assign(4)
@@ -160,7 +165,7 @@ def test_the_reader_of_a_snapshot_sees_what_the_training_assigns(how: str, tmp_p
     else:
         dataset = source.snapshot(path, shard_func=lambda x: 0 * (x + offset), reader_func=read)
         elements(dataset)  # which writes it
-    built = rewrite(dataset.batch(4), "key", live=True).graph.build()
+    built = dataset_of(rewrite(dataset.batch(4), "key", live=True))
     assert elements(built) == [[3, 4, 5, 6], [7, 8, 9, 10]]
     offset.assign(10)
     table.insert(tf.constant([7], tf.int64), tf.constant([100], tf.int64))
@@ -183,7 +188,7 @@ def test_shuffle_goes_on_with_the_users_seeds() -> None:
     expected = [elements(untouched) for _ in range(3)]
     dataset = build()
     assert elements(dataset) == expected[0]
-    built = rewrite(dataset, "key", live=True).graph.build()
+    built = dataset_of(rewrite(dataset, "key", live=True))
     assert [elements(built) for _ in range(2)] == expected[1:]
 
 
@@ -203,12 +208,12 @@ def test_large_tensors_are_neither_in_the_graph_nor_copied(kind: Any) -> None:
     slices = tf.data.Dataset.from_tensor_slices
     dataset = slices((given, tf.reverse(given, [0]))).map(lambda one, other: (one, other), num_parallel_calls=2)
     dataset = tf.data.Dataset.zip(dataset, slices(given)).batch(64).prefetch(1)
-    made = rewrite(dataset, "key", live=True)
-    shared = list(made.graph._captures.values())
+    edited = rewrite(dataset, "key", live=True)
+    shared = list(edited.graph._captures.values())
     assert len(shared) == 3 and all(any(one is tensor for tensor in held(dataset)) for one in shared)
-    assert made.graph.graph.ByteSize() < 10_000
+    assert edited.graph.graph.ByteSize() < 10_000
     expected = [[part.numpy().tolist() for part in tf.nest.flatten(element)] for element in dataset]
-    assert repr([[part.numpy().tolist() for part in tf.nest.flatten(each)] for each in made.graph.build()]) == repr(
+    assert repr([[part.numpy().tolist() for part in tf.nest.flatten(each)] for each in dataset_of(edited)]) == repr(
         expected
     )
 
@@ -216,7 +221,7 @@ def test_large_tensors_are_neither_in_the_graph_nor_copied(kind: Any) -> None:
 def test_ragged_rows_stay_in_the_graph() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(tf.RaggedTensor.from_row_lengths(tf.range(6000), [1] * 6000))
     dataset = dataset.map(lambda row: row, num_parallel_calls=2).prefetch(1)
-    built = rewrite(dataset, "key", live=True).graph.build()
+    built = dataset_of(rewrite(dataset, "key", live=True))
     assert [row.numpy().tolist() for row in built] == [[number] for number in range(6000)]
 
 
@@ -263,7 +268,7 @@ def test_debug_mode_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
 def test_dataset_is_not_changed() -> None:
     dataset = KINDS["map+batch"]()
     before = [node.op for node in DatasetGraph(dataset).nodes()]
-    rewrite(dataset, "key", live=True).graph.build()
+    dataset_of(rewrite(dataset, "key", live=True))
     assert [node.op for node in DatasetGraph(dataset).nodes()] == before
 
 
