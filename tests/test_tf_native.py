@@ -72,20 +72,21 @@ def test_counters_say_what_was_computed(native: tf_native.Native, key: str) -> N
     source = tf.data.Dataset.range(40).map(function, 4).map(lambda number: tf.fill([1000], number))
     dataset = ended(native, staged(native, source, key, "calls"), key)
     native.set_workers(key, "calls", 4)
-    began_s = time.monotonic()
+    began_s, slept_s = time.monotonic(), 0.0
     for _ in dataset:
+        asleep_s = time.monotonic()
         time.sleep(0.001)
+        slept_s += time.monotonic() - asleep_s
     passed_s = time.monotonic() - began_s
     sink, stages = native.read(key)
     calls = stages["calls"]
     assert (sink.delivered, sink.iterators, calls.items, calls.queued, calls.waiting) == (40, 1, 40, 0, 0)
-    assert sink.batch_bytes == calls.item_bytes == 8000
+    assert calls.item_bytes == 8000
     # The calls, and little more; what a stall adds is in both.
     assert 0.95 <= calls.busy_s / function.spent_s < 1.5
     assert 0.95 <= calls.busy_s2 / function.spent_s2 < 2.0
     assert calls.cpu_s < 0.5 * calls.busy_s
-    assert sink.gap_s >= 0.04
-    assert sink.wait_s == pytest.approx(passed_s - sink.gap_s, abs=0.15)
+    assert sink.wait_s == pytest.approx(passed_s - slept_s, abs=0.15)
 
 
 def test_wanted_values_hold_for_later_iterators_until_released(native: tf_native.Native, key: str) -> None:

@@ -176,7 +176,6 @@ def test_waits_are_those_of_the_consumer() -> None:
             time.sleep(0.01)
     assert slow.waits().delivered == fast.waits().delivered == 10
     assert slow.waits().wait_s > 0.08
-    assert fast.waits().gap_s > 0.09
     assert fast.waits().wait_s < 0.5 * slow.waits().wait_s
     slow.close(), fast.close()
 

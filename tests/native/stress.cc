@@ -193,7 +193,7 @@ void Look(unsigned seed) {
     auto found = Registry::Get().Find(name)->Find("stage");
     found->pool->SetLimit(Draw(random, 0, 2));
     if (Draw(random, 0, 2) == 0) Registry::Get().Release(name);
-    if (auto known = Registry::Get().Known(name)) known->sink->Asked(0.1, 0.2, nullptr);
+    if (auto known = Registry::Get().Known(name)) known->sink->Asked(0.1, nullptr);
     Pause(50);
   }
 }

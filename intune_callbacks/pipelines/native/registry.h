@@ -18,7 +18,7 @@ class Sink {
  public:
   struct Reading {
     int64_t delivered = 0, iterators = 0, samples = 0;
-    double wait_s = 0.0, gap_s = 0.0, batch_bytes = 0.0;
+    double wait_s = 0.0;
   };
 
   void Opened() {
@@ -27,18 +27,16 @@ class Sink {
   }
 
   // `element` is null when nothing was delivered: at the end, or on an error.
-  void Asked(double wait_s, double gap_s, const std::vector<tensorflow::Tensor>* element) {
+  void Asked(double wait_s, const std::vector<tensorflow::Tensor>* element) {
     std::unique_lock<std::mutex> lock(mu_);
     reading_.wait_s += wait_s;
-    reading_.gap_s += gap_s;
     if (element == nullptr) return;
     reading_.samples += Length(*element);
-    if (Sampled::Wanted(++reading_.delivered)) bytes_.Look(*element);
+    ++reading_.delivered;
   }
 
   Reading Read() {
     std::unique_lock<std::mutex> lock(mu_);
-    reading_.batch_bytes = bytes_.Mean();
     return reading_;
   }
 
@@ -52,7 +50,6 @@ class Sink {
 
   std::mutex mu_;
   Reading reading_;
-  Sampled bytes_;
 };
 
 struct Pipeline {

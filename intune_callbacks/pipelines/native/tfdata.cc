@@ -66,12 +66,8 @@ class SinkDataset : public PassThrough {
 
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {
       const double asked_s = Seconds(CLOCK_MONOTONIC);
-      const double left_s = left_s_.load(std::memory_order_relaxed);
       const absl::Status status = input_->GetNext(ctx, element, end);
-      const double now_s = Seconds(CLOCK_MONOTONIC);
-      left_s_.store(now_s, std::memory_order_relaxed);
-      sink_->Asked(now_s - asked_s, left_s > 0.0 ? std::max(0.0, asked_s - left_s) : 0.0,
-                   status.ok() && !*end ? element : nullptr);
+      sink_->Asked(Seconds(CLOCK_MONOTONIC) - asked_s, status.ok() && !*end ? element : nullptr);
       return status;
     }
 
@@ -82,7 +78,6 @@ class SinkDataset : public PassThrough {
 
    private:
     std::shared_ptr<Sink> sink_;
-    std::atomic<double> left_s_{0.0};
   };
 
   const std::string pipeline_;
@@ -179,13 +174,12 @@ int32_t intune_read_stage(const char* pipeline, const char* stage, double* out) 
   return 1;
 }
 
-// Fills 6 values in the order of `SinkReading`; 0 if nothing is known of the pipeline.
+// Fills 4 values in the order of `SinkReading`; 0 if nothing is known of the pipeline.
 int32_t intune_read_sink(const char* pipeline, double* out) {
   const auto known = intune::Registry::Get().Known(pipeline);
   if (!known) return 0;
   const auto r = known->sink->Read();
-  const double values[] = {double(r.delivered), r.wait_s,          r.gap_s,
-                           r.batch_bytes,       double(r.iterators), double(r.samples)};
+  const double values[] = {double(r.delivered), r.wait_s, double(r.iterators), double(r.samples)};
   std::memcpy(out, values, sizeof values);
   return 1;
 }

@@ -34,7 +34,7 @@ STAGE_OP, SINK_OP = "IntuneStage", "IntuneSink"
 BEHIND, INSIDE, BEFORE = 0, 1, 2
 """Where an `IntuneStage` is: behind its stage; inside, at the end of an interleave's function, to time and limit the
 reading itself; before an interleave, to know when its input ends."""
-STAGE_VALUES, SINK_VALUES = 14, 6
+STAGE_VALUES, SINK_VALUES = 14, 4
 
 
 class Native:
@@ -88,8 +88,8 @@ class Native:
         values = (ctypes.c_double * SINK_VALUES)()
         if not self._library.intune_read_sink(pipeline.encode(), values):
             return SinkReading()
-        delivered, wait_s, gap_s, batch_bytes, iterators, samples = values
-        return SinkReading(int(delivered), wait_s, gap_s, batch_bytes, int(iterators), int(samples))
+        delivered, wait_s, iterators, samples = values
+        return SinkReading(int(delivered), wait_s, int(iterators), int(samples))
 
     def set_workers(self, pipeline: str, stage: str, workers: int) -> None:
         """Let at most `workers` closures of a stage compute at once, from now on and in later iterators.

@@ -65,16 +65,12 @@ class SinkReading:
     Args:
         delivered: elements handed out.
         wait_s: seconds the consumer was blocked asking for them, the question that found the end included.
-        gap_s: seconds between a delivery and the next request to the same iterator.
-        batch_bytes: mean bytes of one element, 0.0 while unknown.
         iterators: iterators made.
         samples: in them, by the length of the first tensor that has one; 0 where none has.
     """
 
     delivered: int = 0
     wait_s: float = 0.0
-    gap_s: float = 0.0
-    batch_bytes: float = 0.0
     iterators: int = 0
     samples: int = 0
 
