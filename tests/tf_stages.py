@@ -63,7 +63,9 @@ def staged(native: tf_native.Native, dataset: Any, key: str, name: str, **more: 
 
 def ended(native: tf_native.Native, dataset: Any, key: str) -> Any:
     """The dataset with a sink, and nothing that tf.data would put outside of it."""
-    variant = native.sink(dataset._variant_tensor, key, *flat(dataset))
+    types, shapes = flat(dataset)
+    given = {"pipeline": key, "output_types": types, "output_shapes": shapes}
+    variant = native.ops.intune_sink(dataset._variant_tensor, **given)
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     return dataset_ops._VariantDataset(variant, dataset.element_spec).with_options(options)

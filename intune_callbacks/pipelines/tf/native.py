@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +60,6 @@ class Native:
         for name, (arguments, result) in signatures.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
-
-    def sink(
-        self, input_dataset_variant: Any, pipeline: str, output_types: Sequence[Any], output_shapes: Sequence[Any]
-    ) -> Any:
-        """Add the outermost operation; return the variant tensor of the same elements.
-
-        Args:
-            output_types, output_shapes: of the element's flat components.
-        """
-        return self.ops.intune_sink(
-            input_dataset_variant, pipeline=pipeline, output_types=output_types, output_shapes=output_shapes
-        )
 
     def read(self, pipeline: str) -> tuple[SinkReading, dict[str, StageReading]]:
         """Return all counters, the sink's and each stage's by name; empty ones if nothing is known of the pipeline."""

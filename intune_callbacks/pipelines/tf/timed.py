@@ -41,6 +41,7 @@ def timed(native: Native, dataset: Any, pipeline: str) -> Any:
             dataset = dataset.prefetch(tf.data.AUTOTUNE)
     spec = dataset.element_spec
     types, shapes = structure.get_flat_tensor_types(spec), structure.get_flat_tensor_shapes(spec)
+    given = {"pipeline": pipeline, "output_types": types, "output_shapes": shapes}
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
-    return _Timed(dataset, native.sink(dataset._variant_tensor, pipeline, types, shapes)).with_options(options)
+    return _Timed(dataset, native.ops.intune_sink(dataset._variant_tensor, **given)).with_options(options)
