@@ -33,16 +33,16 @@ class StageReading:
         ended: the interleave has taken its last input, and gets no more threads.
     """
 
-    items: int
-    busy_s: float
-    busy_s2: float
-    cpu_s: float
-    closures: int
-    queued: int
-    window: int | None
-    limit: int
-    running: int
-    item_bytes: float
+    items: int = 0
+    busy_s: float = 0.0
+    busy_s2: float = 0.0
+    cpu_s: float = 0.0
+    closures: int = 0
+    queued: int = 0
+    window: int | None = None
+    limit: int = 0
+    running: int = 0
+    item_bytes: float = 0.0
     waiting: int = 0
     readers: int = 0
     most: int = 0
@@ -85,7 +85,7 @@ class StageCourse:
     """
 
     def __init__(self) -> None:
-        self._last: StageReading | None = None
+        self._last = StageReading()
         self._last_s = self._starved_s = self._blocked_s = 0.0
         self._was_full = 0.0
         self._capacity = 1
@@ -99,7 +99,7 @@ class StageCourse:
         """
         busy_frac = (reading.queued + reading.running + reading.waiting) / max(1, capacity)
         is_full = 1.0 if busy_frac >= 1.0 else 0.0
-        last = self._last or StageReading(0, 0.0, 0.0, 0.0, 0, 0, None, 0, 0, 0.0)
+        last = self._last
         if reading.window is not None and last.window is not None:
             idle_s = max(0.0, workers * (now_s - self._last_s) - (reading.busy_s - last.busy_s))
             full_frac = 0.5 * (is_full + self._was_full)
@@ -110,8 +110,6 @@ class StageCourse:
     def stats(self) -> StageStats:
         """Return the counters at the last reading."""
         last = self._last
-        if last is None:
-            return StageStats(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, self._capacity)
         return StageStats(
             items=last.items,
             busy_s=last.busy_s,
