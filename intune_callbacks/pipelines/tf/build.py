@@ -64,7 +64,7 @@ def library_path() -> Path:
         MissingPackage: TensorFlow is not installed.
     """
     path, (version, flags) = _own_path(), _tensorflow()
-    found = None if path.exists() else shipped.find(version, _include(flags), _made_from(flags))
+    found = None if path.exists() else shipped.find(shipped.FOLDER, version, _include(flags), _made_from(flags))
     return path if found is None else found
 
 
@@ -78,7 +78,8 @@ def _own_path() -> Path:
 
 def _made_from(flags: list[str], *machine: str) -> str:
     """Return a digest of all that a library is made from but TensorFlow's headers."""
-    digest = hashlib.sha256("\n".join((*OPTIONS, *_without_folders(flags), platform.machine(), *machine)).encode())
+    told = [flag for flag in flags if not flag.startswith(("-I", "-L"))]  # no folders, which are of this machine
+    digest = hashlib.sha256("\n".join((*OPTIONS, *told, platform.machine(), *machine)).encode())
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".cc", ".h"):
             digest.update(source.read_bytes())
@@ -127,7 +128,8 @@ def ship() -> Path:
     path = shipped.FOLDER / shipped.name_of(version, platform.machine())
     path.parent.mkdir(exist_ok=True)
     _compile(path, version, flags)
-    command = [*_compiler_for(version, path), "-M", *OPTIONS, str(SOURCES / "tfdata.cc"), *_without_libraries(flags)]
+    asked = [flag for flag in flags if not flag.startswith(("-L", "-l"))]  # nothing is linked
+    command = [*_compiler_for(version, path), "-M", *OPTIONS, str(SOURCES / "tfdata.cc"), *asked]
     read = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_WAIT_S, check=True).stdout
     headers = [Path(word) for word in read.replace("\\\n", " ").split()[1:]]
     shipped.note(path, _include(flags), headers, _made_from(flags))
@@ -245,14 +247,6 @@ def _tensorflow() -> tuple[str, list[str]]:
     import tensorflow as tf
 
     return str(tf.__version__), [*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags()]
-
-
-def _without_folders(flags: list[str]) -> list[str]:
-    return [flag for flag in flags if not flag.startswith(("-I", "-L"))]
-
-
-def _without_libraries(flags: list[str]) -> list[str]:
-    return [flag for flag in flags if not flag.startswith(("-L", "-l"))]
 
 
 def _compiler_for(version: str, path: Path) -> list[str]:

@@ -21,19 +21,16 @@ __all__ = ["FOLDER", "find", "name_of", "note"]
 FOLDER = Path(__file__).parents[1] / "native" / "built"
 
 
-def find(version: str, include: Path, source: str) -> Path | None:
+@functools.cache
+def find(folder: Path, version: str, include: Path, source: str) -> Path | None:
     """Return the library that came for the installed TensorFlow, None if there is none; each is looked for once.
 
     Args:
+        folder: where libraries lie that came with this package.
         version: of TensorFlow; a library of the same minor version may do.
         include: the folder of its headers.
         source: a digest of what else the library depends on: our source, the compiler's options, the machine.
     """
-    return _find(FOLDER, version, include, source)
-
-
-@functools.cache
-def _find(folder: Path, version: str, include: Path, source: str) -> Path | None:
     minor = ".".join(version.split(".")[:2])
     for noted in sorted(folder.glob(f"tfdata-{minor}.*.json")):
         try:
