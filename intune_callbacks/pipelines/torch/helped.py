@@ -84,6 +84,9 @@ class HelpedLoader(WindowLoader):
     Args:
         loader: the user's; its dataset calls `later`.
         max_workers: upper limit of `load`, unless the user's own number is higher.
+
+    Attributes:
+        why_not: why the last wanted numbers are not in force, empty if they are.
     """
 
     def __init__(self, loader: DataLoader[Any], *, clock: Clock, max_workers: int | None = None) -> None:
@@ -94,7 +97,7 @@ class HelpedLoader(WindowLoader):
         self._counters, self._helpers_startup = Counters(), Startup()
         self._watch = Watch(self._own, self._window, clock, self._counters)
         self._helpers: weakref.WeakKeyDictionary[Any, Helpers] = weakref.WeakKeyDictionary()
-        self._refused = self._why_not = ""
+        self._refused = self.why_not = ""
         self._is_counted = self._is_known = False
 
     # -- taking part ---------------------------------------------------------------------------------------------
@@ -163,18 +166,13 @@ class HelpedLoader(WindowLoader):
         """Take over what an iterator has learned of its dataset."""
         self._is_known |= helpers.is_proved
         if helpers.refused and not self._refused:
-            self._refused = self._why_not = helpers.refused
+            self._refused = self.why_not = helpers.refused
             self._workers = self._own
         elif helpers.jobs.why_not:
-            self._why_not = helpers.jobs.why_not
+            self.why_not = helpers.jobs.why_not
             self._workers = self._own + helpers.jobs.wanted
 
     # -- the pipeline protocol -----------------------------------------------------------------------------------
-
-    @property
-    def why_not(self) -> str:
-        """Why the last wanted numbers are not in force, empty if they are."""
-        return self._why_not
 
     def stages(self) -> tuple[Stage, ...]:
         workers, window = super().stages()
@@ -200,7 +198,7 @@ class HelpedLoader(WindowLoader):
     def resize(self, allocation: Mapping[str, int]) -> Allocation:
         wanted = clamp(allocation, self.stages())
         if wanted.get(WORKERS, self._workers) != self._workers:
-            self._workers, self._why_not = wanted[WORKERS], ""
+            self._workers, self.why_not = wanted[WORKERS], ""
             self._apply()
         super().resize(wanted)
         return {stage.name: stage.current for stage in self.stages()}

@@ -28,7 +28,7 @@ from intune_callbacks.pipelines.torch.stock import Kept, shown_by
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
-__all__ = ["LoaderIterator", "MapLoader"]
+__all__ = ["MapLoader"]
 
 WINDOW = "load.window"
 DEPENDS = (

@@ -74,7 +74,7 @@ class Stock:
 
     def stop(self) -> None:
         """Send out nothing more; what is in flight is still delivered."""
-        self.iterator._try_put_index = _nothing
+        self.iterator._try_put_index = lambda: None
 
     def resume(self, sampler: Iterator[Any]) -> None:
         """Go on sending, after `stop`.
@@ -267,7 +267,3 @@ class Kept:
         """Begin the next epoch: with a stock iterator in this one's place."""
         again = torch.Generator().manual_seed(self._base_seed)
         loader._iterator = going_on(loader, iter(loader._index_sampler), again)
-
-
-def _nothing() -> None:
-    return None

@@ -133,10 +133,6 @@ class NodeStage:
         self._running: weakref.ref[NodeIterator] | None = None
 
     @property
-    def source(self) -> BaseNode[Any]:
-        return self.node.source
-
-    @property
     def window_name(self) -> str:
         return f"{self.name}.window" if self.mapper else self.name
 
@@ -166,13 +162,14 @@ class NodeStage:
         self.node._it = self._start(initial_state)
 
     def _start(self, initial_state: dict[str, Any] | None) -> Any:
+        source = self.node.source
         if initial_state is None:
-            self.source.reset()
-            initial_state = {"snapshot": self.source.state_dict(), "steps_since_snapshot": 0}
+            source.reset()
+            initial_state = {"snapshot": source.state_dict(), "steps_since_snapshot": 0}
         else:
-            self.source.reset(initial_state["snapshot"])
+            source.reset(initial_state["snapshot"])
         try:
-            engine = self.engine(_snapshots(self.source, int(self.node.snapshot_frequency)))
+            engine = self.engine(_snapshots(source, int(self.node.snapshot_frequency)))
         except Exception as error:
             # What ours has pulled meanwhile is not lost: the stock one puts the source back to where it was.
             self.why_not = f"{type(error).__name__}: {error}"
@@ -185,7 +182,7 @@ class NodeStage:
 
     def engine(self, snapshot: Callable[[], Any]) -> ElasticMap[Any]:
         process = self.mapper and self.node.method == "process"
-        pool, source = None, iter(self.source)
+        pool, source = None, iter(self.node.source)
         if process:
             # A stock child inherits the random state; drawing a seed from it would change what the model draws.
             self._epochs += 1

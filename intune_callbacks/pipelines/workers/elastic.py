@@ -82,7 +82,7 @@ class ElasticMap(Generic[Y]):
         self.name = name
         self.state: Any = None
         self.counters = counters or Counters()
-        self._source, self._pool, self._finish, self._timeout_s = source, pool, finish, timeout_s
+        self._source, self.pool, self._finish, self._timeout_s = source, pool, finish, timeout_s
         self._feeding, self._inline = feed, inline if feed else None
         self._fewest = 1 if self._inline is None else 0
         self._clock, self._tell = clock or Clock(), delivered
@@ -107,11 +107,6 @@ class ElasticMap(Generic[Y]):
             raise
 
     # -- the two live numbers ------------------------------------------------------------------------------------
-
-    @property
-    def pool(self) -> ProcessPool | None:
-        """The child processes, None for threads."""
-        return self._pool
 
     @property
     def workers(self) -> int:
@@ -164,7 +159,7 @@ class ElasticMap(Generic[Y]):
     def stats(self) -> StageStats:
         """Return the counters and the current fill of the window."""
         # Outside the lock: it may take milliseconds.
-        worker_bytes = self._pool.worker_bytes() if self._pool is not None else 0.0
+        worker_bytes = self.pool.worker_bytes() if self.pool is not None else 0.0
         with self._line.lock:
             return self.counters.reading(len(self._line.results), self._line.window, worker_bytes)
 

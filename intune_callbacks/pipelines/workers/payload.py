@@ -43,8 +43,9 @@ class Payload:
         for kind, reduce in reduction.ForkingPickler._extra_reducers.items():  # type: ignore[attr-defined]
             by_type[kind] = reduce if kind in _FOR_ALL else self._part
         before = contexts.get_spawning_popen()
-        # Locks and proxies ask whether a process is being started; what asks for more than that is refused.
-        contexts.set_spawning_popen(_AnyStart())  # type: ignore[arg-type]
+        # Locks and proxies ask whether a process is being started; what asks for more than that is refused, for there
+        # is no descriptor to be had.
+        contexts.set_spawning_popen(object())  # type: ignore[arg-type]
         try:
             self._message = packed(value, by_type=by_type)
         finally:
@@ -74,10 +75,6 @@ def inherited(parts: Sequence[Any]) -> Iterator[None]:
     finally:
         _parts = ()
         del me._inheriting
-
-
-class _AnyStart:
-    """Stands for the start of any process: there is no descriptor to be had from it."""
 
 
 def _part_of_start(number: int) -> Any:
