@@ -65,7 +65,7 @@ def test_every_private_name_is_looked_for() -> None:
 @pytest.mark.parametrize("package", BY_PACKAGE)
 def test_all_is_there_in_the_installed_version(package: str) -> None:
     pytest.importorskip(package)
-    assert not (torch_private.why_no_loader() if package == "torch" else torch_private.why_no_graph())
+    assert not torch_private.why_not(package)
 
 
 @pytest.mark.parametrize(("place", "name"), [(p, n) for p, names in torch_private.TORCH.items() for n in names])
@@ -79,7 +79,7 @@ def test_each_missing_name_is_found_and_told(place: str, name: str, monkeypatch:
         found = {*dir(stock), *torch_private._used_in(stock)} - {name}
         setattr(other, kind, SimpleNamespace(**dict.fromkeys(found)))
     monkeypatch.setitem(sys.modules, module, other)
-    why = torch_private.why_no_loader()
+    why = torch_private.why_not("torch")
     assert f"this version of torch has no {place.replace(':', '.')}.{name}" in why and "intune doctor" in why
 
 

@@ -168,9 +168,9 @@ def _dataset(dataset: Any, clock: Clock, max_workers: int | None, in_order: bool
 
 
 def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) -> Found:
-    from intune_callbacks.pipelines.torch.private import why_no_graph
+    from intune_callbacks.pipelines.torch.private import why_not
 
-    if why := why_no_graph():
+    if why := why_not("torchdata"):
         return Found(None, why)
     from intune_callbacks.pipelines.torch.torchdata import NodeGraph
 
@@ -189,10 +189,10 @@ def _data_loader(
 ) -> Found:
     from torch.utils import data
 
-    from intune_callbacks.pipelines.torch.private import why_no_loader
+    from intune_callbacks.pipelines.torch.private import why_not
     from intune_callbacks.pipelines.torch.reach import dataset_of
 
-    if why := why_no_loader():
+    if why := why_not("torch"):
         return Found(None, why)
     dataset = dataset_of(loader)
     if isinstance(dataset, (data.IterDataPipe, data.MapDataPipe)):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["RUNNING", "why_no_graph", "why_no_loader"]
+__all__ = ["RUNNING", "why_not"]
 
 # Module, or module:class -> what has to be in it. tests/test_versions.py compares them with what the adapters use.
 _ITERATOR = (
@@ -56,17 +56,9 @@ TORCHDATA: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def why_no_loader() -> str:
-    """Return why nothing of this torch's loaders is tuned; empty where all is there."""
-    return _why("torch", TORCH)
-
-
-def why_no_graph() -> str:
-    """Return why nothing of this torchdata's graphs is tuned; empty where all is there."""
-    return _why("torchdata", TORCHDATA)
-
-
-def _why(package: str, needed: Mapping[str, tuple[str, ...]]) -> str:
+def why_not(package: Literal["torch", "torchdata"]) -> str:
+    """Return why nothing is tuned of this torch's loaders, or of this torchdata's graphs; empty where all is there."""
+    needed = TORCH if package == "torch" else TORCHDATA
     missing = [
         f"{place.replace(':', '.')}.{name}" for place, names in needed.items() for name in _missing(place, names)
     ]
