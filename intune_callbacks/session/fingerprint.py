@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from intune_callbacks.types import Resources
@@ -53,32 +53,30 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         then: of the run that was saved.
         now: of this run. A library that only one of both had imported is no difference.
     """
-    return list(_differences(then, now))
-
-
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    found: list[str] = []
     before, after = then["stages"], now["stages"]
     for name in [*before, *(name for name in after if name not in before)]:
         if name not in after or name not in before:
-            yield f"stage {name!r} only {'there' if name in before else 'here'}"
+            found.append(f"stage {name!r} only {'there' if name in before else 'here'}")
             continue
         for key in OF_STAGE:
             if before[name][key] != after[name][key]:
-                yield f"{key} of stage {name!r}: {before[name][key]} there, {after[name][key]} here"
+                found.append(f"{key} of stage {name!r}: {before[name][key]} there, {after[name][key]} here")
     if then["batch_size"] != now["batch_size"]:
-        yield f"batch size: {then['batch_size']} there, {now['batch_size']} here"
+        found.append(f"batch size: {then['batch_size']} there, {now['batch_size']} here")
     if _apart(then["cpus"], now["cpus"], SAME_CPUS):
-        yield f"CPUs: {then['cpus']:.4g} there, {now['cpus']:.4g} here"
+        found.append(f"CPUs: {then['cpus']:.4g} there, {now['cpus']:.4g} here")
     limits = then["memory_limit_bytes"], now["memory_limit_bytes"]
     if _apart(*limits, SAME_MEMORY):
-        yield f"memory limit: {limits[0] / GB:.4g} GB there, {limits[1] / GB:.4g} GB here"
+        found.append(f"memory limit: {limits[0] / GB:.4g} GB there, {limits[1] / GB:.4g} GB here")
     for library in then["versions"]:
         versions = then["versions"][library], now["versions"].get(library)
         if versions[1] is not None and versions[0] != versions[1]:
-            yield f"{library}: {versions[0]} there, {versions[1]} here"
+            found.append(f"{library}: {versions[0]} there, {versions[1]} here")
     for key in ("policy", "ranks"):
         if then[key] != now[key]:
-            yield f"{key}: {then[key]} there, {now[key]} here"
+            found.append(f"{key}: {then[key]} there, {now[key]} here")
+    return found
 
 
 def _apart(then: float, now: float, share: float) -> bool:
