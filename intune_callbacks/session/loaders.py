@@ -14,7 +14,6 @@ from intune_callbacks.pipelines.find import Found, find
 from intune_callbacks.types import Clock, Hint
 
 __all__ = [
-    "compile_beside",
     "found_in",
     "hints_of",
     "leave",
@@ -62,14 +61,6 @@ def look_for(loader: Any, config: TunerConfig, is_alone: bool, give_up: GiveUp) 
     except Exception as error:
         give_up("the first look at a loader", error)
         return Found(None, f"{type(loader).__name__}: {error}")
-
-
-def compile_beside(found: Sequence[Found]) -> None:
-    """Have the tf.data operations compiled beside the training, if that is still to be done."""
-    for one in found:
-        pipeline: Any = one.pipeline
-        if hasattr(pipeline, "compile"):
-            pipeline.compile()
 
 
 def pipeline_of(found: Mapping[str, Found]) -> Combined:

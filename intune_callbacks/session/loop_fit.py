@@ -16,7 +16,6 @@ from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit
 from intune_callbacks.session.loaders import (
-    compile_beside,
     hints_of,
     leave,
     left_of,
@@ -290,7 +289,10 @@ class Fit(TunedFit):
         super().pause()
 
     def compile_beside(self) -> None:
-        compile_beside(self._found)
+        for found in self._found:
+            pipeline: Any = found.pipeline
+            if hasattr(pipeline, "compile"):
+                pipeline.compile()
 
     def _by_name(self) -> dict[str, Any]:
         return {str(place): found for place, found in enumerate(self._found)}
