@@ -15,7 +15,7 @@ from intune_callbacks.errors import warn
 from intune_callbacks.types import Allocation, Observation
 from intune_callbacks.words import number, six_digits
 
-__all__ = ["HISTORY", "Decision", "History", "Tail", "allocation_in"]
+__all__ = ["HISTORY", "OF_WINDOW", "Decision", "History", "Tail", "allocation_in"]
 
 HISTORY = "history.jsonl"
 OF_WINDOW = ("elapsed_s", "batches_per_s", "samples_per_s", "wait_frac", "exposed_wait_frac", "model_s", "seam_s")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from intune_callbacks.measure.verdict import Verdict, settle
-from intune_callbacks.record.history import HISTORY, Tail, allocation_in
+from intune_callbacks.record.history import HISTORY, OF_WINDOW, Tail, allocation_in
 from intune_callbacks.record.report import REPORT
 from intune_callbacks.types import Observation, Resources, Stage, StageRates
 from intune_callbacks.words import number
@@ -20,18 +20,7 @@ REMEMBERED = 120
 """Decisions of a running fit that are drawn. A choice: about one for each column of a terminal."""
 JUDGED = 5
 """Windows at the end that the verdict rests on. A choice: it says how it is now, and one odd window does not decide."""
-SEEN = (
-    "elapsed_s",
-    "batches_per_s",
-    "samples_per_s",
-    "wait_frac",
-    "exposed_wait_frac",
-    "model_s",
-    "seam_s",
-    "cpus",
-    "memory_used_bytes",
-    "memory_limit_bytes",
-)
+SEEN = (*OF_WINDOW, "cpus", "memory_used_bytes", "memory_limit_bytes")
 RATES = tuple(one.name for one in fields(StageRates))
 
 
