@@ -226,7 +226,6 @@ def _local_rank() -> int:
 
 def _free_bytes(folder: str) -> int | None:
     try:
-        disk = os.statvfs(folder)
-    except (OSError, AttributeError):
+        return psutil.disk_usage(folder).free
+    except OSError:
         return None
-    return disk.f_bavail * disk.f_frsize
