@@ -105,7 +105,8 @@ def settle(observations: Sequence[Observation], waited: float | None = None) -> 
         link = "waiting for" if on_gpu else "on"
         why = f"{who} {link} {stage!r}" if stage else f"{who} {'waiting ' if on_gpu else ''}for data"
         return Verdict("input-bound", stage, headroom, why)
-    fill = _last_queue_fill(observations)
+    judged = _judged(observations)
+    fill = _fill(observations, judged[-1]) if judged else None
     if fill is None:
         compute_bound = wait_frac < COMPUTE_BOUND_WITHOUT_QUEUE
     else:
@@ -129,11 +130,6 @@ def _guilty(observations: Sequence[Observation]) -> str | None:
         return None
     tied = [name for name in busy if busy[name] >= most - BUSY_TIE]
     return min(tied, key=lambda name: (_fill(observations, name), -busy[name]))
-
-
-def _last_queue_fill(observations: Sequence[Observation]) -> float | None:
-    names = _judged(observations)
-    return _fill(observations, names[-1]) if names else None
 
 
 def _fill(observations: Sequence[Observation], name: str) -> float:
