@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from intune_callbacks.pipelines.base import cpus_allowed
-from intune_callbacks.pipelines.watched import WatchedLoader
+from intune_callbacks.pipelines.watched import FOLLOWS_WORKERS, WatchedLoader
 from intune_callbacks.types import Clock, Hint, Pipeline
 
 __all__ = ["Found", "LiveLoader", "find"]
@@ -232,7 +232,7 @@ def _live_loader(
 
     window = (loader.prefetch_factor or 1) * loader.num_workers
     if not live:
-        remark = "" if map_style else f"was {loader.num_workers}; the samples' order follows the workers"
+        remark = "" if map_style else f"was {loader.num_workers}; the samples' {FOLLOWS_WORKERS}"
         anew, dataset = not loader.persistent_workers, dataset_of(loader)
         watched = WatchedLoader(loader.num_workers, window, clock=clock, remark=remark, dataset=dataset, anew=anew)
         return Found(watched, "the DataLoader is only watched")
