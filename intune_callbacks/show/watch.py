@@ -20,7 +20,7 @@ PERIOD_S = 0.5
 """Seconds between two looks at the files. A choice: a decision comes about once a second."""
 
 
-def watch(folder: Path, *, wait_s: float = 300.0, period_s: float = PERIOD_S) -> int:
+def watch(folder: Path, *, wait_s: float = 300.0) -> int:
     """Show what a job's tuner sees and does until the job has written its report, or Ctrl+C.
 
     On a terminal the view is redrawn in place; elsewhere each new decision is one line. A decision is in the history
@@ -29,7 +29,6 @@ def watch(folder: Path, *, wait_s: float = 300.0, period_s: float = PERIOD_S) ->
     Args:
         folder: the job's ``run_dir``; it need not exist yet, but what it will be in must.
         wait_s: seconds to wait for the first decision of a running job.
-        period_s: seconds between two looks at the files.
 
     Returns:
         0 when the job has ended or Ctrl+C was pressed, 1 when no running job was met in time.
@@ -47,13 +46,15 @@ def watch(folder: Path, *, wait_s: float = 300.0, period_s: float = PERIOD_S) ->
         raise ConfigError([f"DIR={str(folder)!r}: {what} {why}; expected the run_dir of a job that runs or will run"])
     job = Job(folder)
     try:
-        show = _show_live if sys.stdout.isatty() else _show_lines
-        return 0 if _met(job, wait_s, period_s) and show(job, period_s) else 1
+        if not _met(job, wait_s):
+            return 1
+        (_show_live if sys.stdout.isatty() else _show_lines)(job)
+        return 0
     except KeyboardInterrupt:
         return 0
 
 
-def _met(job: Job, wait_s: float, period_s: float) -> bool:
+def _met(job: Job, wait_s: float) -> bool:
     """Wait for a job that runs; say so once, and give up in the end."""
     until_s, said = time.monotonic() + wait_s, False
     while True:
@@ -71,10 +72,10 @@ def _met(job: Job, wait_s: float, period_s: float) -> bool:
                 "mode not off? The first decision comes after warmup_batches; --wait S waits longer"
             )
             return False
-        time.sleep(min(period_s, left_s))
+        time.sleep(min(PERIOD_S, left_s))
 
 
-def _show_lines(job: Job, period_s: float) -> bool:
+def _show_lines(job: Job) -> None:
     for rank in job.ranks:
         print(wrapped(line(rank, rank.decisions[-1])), flush=True)
     while True:
@@ -83,11 +84,11 @@ def _show_lines(job: Job, period_s: float) -> bool:
             print(wrapped(line(rank, decision)), flush=True)
         if over:
             _say_end(job)
-            return True
-        time.sleep(period_s)
+            return
+        time.sleep(PERIOD_S)
 
 
-def _show_live(job: Job, period_s: float) -> bool:
+def _show_live(job: Job) -> None:
     with live() as screen:
         while True:
             over = job.is_over
@@ -95,9 +96,8 @@ def _show_live(job: Job, period_s: float) -> bool:
             screen.update(view(job.ranks, time.time()), refresh=True)
             if over:
                 break
-            time.sleep(period_s)
+            time.sleep(PERIOD_S)
     _say_end(job)
-    return True
 
 
 def _say_end(job: Job) -> None:
