@@ -71,7 +71,6 @@ def examine(
     TensorFlow is imported, if it is installed, to ask for its compile flags; that takes seconds.
 
     Args:
-        probe: of the machine.
         version_of: installed version of a package; raises `PackageNotFoundError`.
         library: whether the operations are compiled, and whether they can be.
         oldest: package -> the oldest version that is supported; by default as this package's own metadata say.

@@ -186,11 +186,7 @@ class Learner:
             return torch.from_numpy(batch["reward"]) + torch.from_numpy(batch["discount"]) * following
 
     def update(self, batch: dict[str, Any], rate: float | None = None) -> float:
-        """Make one step and return the loss (Huber).
-
-        Args:
-            batch: from `Replay.sample`.
-        """
+        """Make one step on what `Replay.sample` gave, and return the loss (Huber)."""
         if rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate

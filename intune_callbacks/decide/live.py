@@ -58,7 +58,6 @@ def view_of(
     """Return one live pipeline as a `View` of one row.
 
     Args:
-        observation: what was measured.
         weight: worker stage -> CPUs one busy worker takes.
         counts: worker stage -> items per batch and irregularity over more than this one window.
         demand: batches per second the model would take if data were always there.
@@ -126,7 +125,6 @@ def _budget(cpus: float, workers: Sequence[tuple[int, float]]) -> float:
     More is only what is in use already: the training loop needs the CPUs a stage of workers that mostly wait does not.
 
     Args:
-        cpus: there are.
         workers: number, and CPUs each takes, by stage.
     """
     most = busy_limit(cpus, len(workers))

@@ -223,7 +223,6 @@ def checked_state(state: Mapping[str, Any], slots: int) -> dict[str, Floats]:
 
     Args:
         state: plain numbers, perhaps of another version of this package.
-        slots: of the pipeline.
 
     Raises:
         KeyError: something is missing.

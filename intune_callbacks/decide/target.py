@@ -94,7 +94,6 @@ def fit_memory(view: View, value: Floats, window: Floats, limit: Floats | float)
     Buffers give way first, then windows, then new workers.
 
     Args:
-        view: N pipelines.
         value, window: what is wanted, [N, S].
         limit: share of the memory, 0..1.
     """
@@ -122,12 +121,7 @@ def fit_memory(view: View, value: Floats, window: Floats, limit: Floats | float)
 
 
 def fit_budget(view: View, value: Floats) -> Floats:
-    """Return workers whose CPUs fit the budget: in proportion, so that a balanced allocation stays balanced.
-
-    Args:
-        view: N pipelines.
-        value: what is wanted, [N, S].
-    """
+    """Return workers whose CPUs fit the budget: in proportion, so that a balanced allocation stays balanced."""
     weight = view.worker_weight
     used = (value * weight).sum(1)
     if (used <= view.budget + 1e-6).all():

@@ -56,7 +56,6 @@ def causes(seen: Measured | None, known: Evidence = NONE) -> tuple[Cause, ...]:
 
     Args:
         seen: windows of one allocation; None where nothing was measured.
-        known: what is known beside them.
     """
     if seen is None or seen.verdict == "too short":
         return ()

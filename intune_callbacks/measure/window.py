@@ -99,11 +99,7 @@ class Window:
     def restart(
         self, totals: StepTotals, samples: int, stats: PipelineStats, exposed_wait_s: float | None = None
     ) -> None:
-        """Begin the window here: what came before (warm-up, another pipeline) is not judged.
-
-        Args:
-            totals, samples, stats, exposed_wait_s: as for `observe`.
-        """
+        """Begin the window here: what came before (warm-up, another pipeline) is not judged; arguments as `observe`."""
         self._totals, self._samples, self._stats = totals, samples, stats
         self._exposed_wait_s = exposed_wait_s or 0.0
 

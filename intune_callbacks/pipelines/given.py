@@ -46,7 +46,6 @@ def plain_values(given: Any, but: Sequence[Any] = ()) -> Any:
     Of a large array or list only a part is. What is in memory shared by processes is no difference.
 
     Args:
-        given: the object.
         but: objects that are not looked into.
     """
     return _Look(but).at(given, NESTED)
@@ -65,8 +64,6 @@ def hints_of_change(why_not: str, stage: str, workers: int) -> tuple[Hint, ...]:
 
     Args:
         why_not: why what was wanted of the stage is not in force.
-        stage: its name.
-        workers: that it has.
     """
     return (Hint(KEPT_AWAY.format(workers), "", "order", stage),) if CHANGED in why_not else ()
 

@@ -104,7 +104,6 @@ def held_out(network: Network, machines: Mapping[str, int], seed: int) -> list[d
     """Return the agent compared with the shell alone and with an even split, once per scenario.
 
     Args:
-        network: the agent's.
         machines: scenario -> how many; 0 leaves it out.
         seed: see `compare`.
     """
@@ -146,12 +145,7 @@ def versions() -> dict[str, str]:
 
 
 def write(out: Path, numbers: Mapping[str, Any]) -> None:
-    """Write the card as text and as numbers.
-
-    Args:
-        out: folder of both files.
-        numbers: see `text`.
-    """
+    """Write the card as text and as numbers, see `text`."""
     (out / NUMBERS).write_text(json.dumps(numbers, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     (out / CARD).write_text(text(numbers), encoding="utf-8")
 

@@ -135,8 +135,6 @@ def trace(
     repeated every `every` decisions and its allocations are judged again at each.
 
     Args:
-        seed: of the environment.
-        decisions: length of the run.
         sizes: decision -> factor on the number of CPUs.
         every: decisions between two searches.
         rows: machines to search for; the drift is drawn for all, so that parts searched apart are the parts of a whole.

@@ -86,7 +86,6 @@ def play(controller: Controller, machines: Machines, name: str, seed: int) -> Ru
 
     Args:
         machines: from `make`.
-        name: of the scenario.
         seed: of the environment; the oracle's `trace` needs the same.
     """
     scenario = SCENARIOS[name]
@@ -107,7 +106,6 @@ def first_reach(fraction: Floats, threshold: float) -> Floats:
 
     Args:
         fraction: of the oracle, [decisions, N].
-        threshold: 0..1.
     """
     total = np.cumsum(np.vstack([np.zeros((1, fraction.shape[1])), fraction]), 0)
     reached = (total[5:] - total[:-5]) / 5 >= threshold

@@ -29,9 +29,7 @@ def fingerprint(
 
     Args:
         stages: the fields of each `Stage`.
-        batch_size: samples.
         machine: whose CPUs and memory limit count.
-        policy: its name.
         ranks: how many train together.
         versions: library -> version; the first two numbers count.
     """

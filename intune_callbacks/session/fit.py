@@ -88,7 +88,6 @@ class TunedFit:
         """Make the tuner.
 
         Args:
-            pipeline: what to tune.
             local_ranks: processes that share this node's CPUs.
             restored: the state of a tuner to go on with, empty without one.
         """

@@ -138,7 +138,6 @@ class TrainData:
         `make_train_function` of the user's: given one of ours it would be traced anew in each epoch.
 
         Args:
-            fetches: counts them.
             watched: how many iterators have been made so far that are timed in another way.
             step: the function that Keras gives its iterator to, at each step.
         """

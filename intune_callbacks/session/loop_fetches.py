@@ -66,7 +66,6 @@ def told(inner: Any, fit: Told, place: int, owner: Any) -> tuple[Iterator[Any], 
 
     Args:
         inner: the iterator; one of TensorFlow's is changed, as compiled functions and checkpoints take no other.
-        fit: what is told.
         place: of the loader among those of the fit.
         owner: held as long as the iterator is, such as the `Live`, which so ends behind it and not before.
     """
@@ -181,7 +180,6 @@ class Unseen:
         """Count what was taken since the last call; return the samples in it.
 
         Args:
-            timer: of the loop.
             seen: batches of the whole run that were fetched in Python.
         """
         if self._pipeline is None:
@@ -199,9 +197,5 @@ class Unseen:
         return max(int(samples), int(batches))
 
     def why_none(self, is_seen: int) -> tuple[str, ...]:
-        """Return what would let steps be seen, where there was none.
-
-        Args:
-            is_seen: zero where no step was.
-        """
+        """Return what would let steps be seen, where there was none."""
         return () if is_seen or self._pipeline is None else (IN_A_GRAPH,)

@@ -131,8 +131,6 @@ class Fit(TunedFit):
         """The loop has its batch, or learned that there is none.
 
         Args:
-            place: of the loader.
-            batch: None where there is none.
             delivered: False where the fetch raised.
         """
         try:

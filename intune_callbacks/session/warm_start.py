@@ -56,8 +56,6 @@ def write_found(
     Args:
         folder: of this run and rank.
         tuner: closed.
-        batch_size: samples.
-        versions: library -> version.
         started_from: the run this one was started from, if so.
 
     Returns:
@@ -138,8 +136,6 @@ class WarmStart:
 
         Args:
             tuner: it has decided nothing yet; in the modes ``observe`` and ``advise`` nothing is changed.
-            batch_size: samples.
-            versions: library -> version.
         """
         if not self._is_open:
             return

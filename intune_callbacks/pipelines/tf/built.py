@@ -57,7 +57,6 @@ def build(dataset: Any, key: str, *, live: bool, cpus: int, in_order: bool) -> B
     """Return what was kept of the dataset, which nobody else gets meanwhile; a new one where there is none.
 
     Args:
-        dataset: the user's; it is not changed.
         key: of a new one.
         live, cpus, in_order: as for `rewrite`.
 

@@ -152,7 +152,6 @@ def packed(items: Any, unknown: int) -> bytes:
     """Return samples with calls in them as bytes.
 
     Args:
-        items: the samples of a batch.
         unknown: the number of the first result of `later` that a helper does not have.
 
     Raises:

@@ -83,7 +83,6 @@ class Children:
         """Start missing workers: one, or as many as can be while the loop has to wait anyway; parked ones at once.
 
         Args:
-            engine: the running one.
             waiting: the training loop is about to ask it for a batch.
         """
         engines, pool = self._engines, self.pool

@@ -105,7 +105,6 @@ class Engines:
         """Have ours ask for indices up to its window.
 
         Args:
-            engine: ours.
             left: batches that a stock iterator has yet to deliver before.
         """
         if self.sampling.is_held:
@@ -194,12 +193,7 @@ class Engines:
     # -- ours ----------------------------------------------------------------------------------------------------
 
     def pool(self, base_seed: int, surroundings: Surroundings) -> ProcessPool | None:
-        """Return a pool without children yet; None for threads.
-
-        Args:
-            base_seed: of the epoch.
-            surroundings: of its iterator's begin.
-        """
+        """Return a pool for an epoch, without children yet; None for threads."""
         if self.kind != "process":
             return None
         loader = self.loader

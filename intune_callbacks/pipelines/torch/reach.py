@@ -178,8 +178,6 @@ def hidden_in(iterator: Any, loader: DataLoader[Any], wanted: Callable[[object],
 
     Args:
         iterator: what the trainer asks for batches.
-        loader: whose iterator is meant.
-        wanted: whether an object is one of those meant.
     """
     seen: set[int] = set()
     for start in (iterator, loader):

@@ -73,7 +73,6 @@ class SamplerWatch:
         """Return an iterator of the sampler that is looked at.
 
         Args:
-            pulls: the iterator.
             done: indices that were pulled from it.
         """
         return pulls if self._is_settled or type(pulls) is Pulls else Pulls(pulls, self, done)
@@ -82,7 +81,6 @@ class SamplerWatch:
         """Return the next index, and what the sampler held behind it where that is to be compared.
 
         Args:
-            pulls: the iterator.
             done: indices that were pulled from it.
             left: what the sampler held behind the one before, None where nobody looked.
         """

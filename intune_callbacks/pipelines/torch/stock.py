@@ -227,7 +227,6 @@ def going_on(loader: DataLoader[Any], sampler: Iterator[Any], generator: torch.G
     """Return a stock iterator of a loader that goes on with `sampler`.
 
     Args:
-        loader: the user's.
         sampler: a running iterator over indices; nothing is pulled from it before its workers have started.
         generator: where the base seed of its workers is drawn from.
         done: batches of the epoch that were delivered before.

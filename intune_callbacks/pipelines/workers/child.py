@@ -54,9 +54,7 @@ def child_main(
         given: what to do; None where it comes through the pipe.
         parts: of what comes through the pipe.
         worker_id: workers started before.
-        reducer: pickling of special types.
         starter: the process to end with, None where the starting thread may end before it.
-        surroundings: that it is to work in.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))  # blocked by `interrupts_wait`

@@ -205,7 +205,6 @@ class ProcessPool:
         """Park a child for later use; one that is not usable any more is ended.
 
         Args:
-            child: from `get`.
             surplus: fewer are wanted than before: it ends if it is not used again soon, and gives its memory back.
         """
         with self._lock:

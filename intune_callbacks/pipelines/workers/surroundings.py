@@ -64,7 +64,6 @@ class Surroundings:
 
         Args:
             places: of files, from before any worker read in them; by default those of now.
-            hangs_up: see above.
         """
         directory = environment = cpus = None
         with suppress(OSError):
@@ -97,11 +96,7 @@ class Surroundings:
         return replace(self, strange={fd: which for fd, which in now if fd > STDERR and self.pipes.get(fd) != which})
 
     def run(self, work: Callable[[], None]) -> None:
-        """Put them into force in this process, as far as that is possible, and do the work of it.
-
-        Args:
-            work: what it was started for.
-        """
+        """Put them into force in this process, as far as that is possible, and do the work of it."""
         with suppress(OSError):
             _let_go(self.strange)
         if self.thread is not None:  # else no file came with the start

@@ -67,8 +67,6 @@ def compare(first: Path, second: Path, html: Path | None = None, show: bool = Fa
     """Print two runs side by side, and return the exit code.
 
     Args:
-        first: the directory of one run.
-        second: that of the other.
         html: where a page with both courses goes; None writes one only to show it, beside the second run.
 
     Raises:
