@@ -120,9 +120,7 @@ class Fit(TunedFit):
             self._tell_together()
             if place == 0:
                 self._step_over()
-            if self._cuda is not None:
-                self._cuda.batch_end()
-                self._cuda.fetch_begin()
+            self._before_fetch()
             self._timer.fetch_begin()
         except Exception as error:
             self.give_up("the moment before a fetch", error)
@@ -136,8 +134,7 @@ class Fit(TunedFit):
         try:
             self._tell_together()
             self._timer.fetch_end(delivered, is_step=place == 0)
-            if self._cuda is not None:
-                self._cuda.fetch_end()
+            self._after_fetch()
             self._fetches[place] += delivered
             if place == 0 and delivered:
                 self._batch_samples = self._samples.count(batch)
