@@ -8,7 +8,7 @@ from typing import Any
 from intune_callbacks.measure.advice import PERSISTENT, to_set
 from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
-from intune_callbacks.measure.predict import LEAST_GAIN, OWN_PROCESSES, WAITS, promised, step_s
+from intune_callbacks.measure.predict import LEAST_GAIN, WAITS, is_started_anew, promised, step_s
 from intune_callbacks.words import count, moment, percent
 
 __all__ = ["ALL", "entries", "if_it_pays", "model"]
@@ -33,7 +33,7 @@ def if_it_pays(cause: Cause) -> Cause:
 
 def startup(seen: Measured, known: Evidence) -> Cause | None:
     """Workers started anew in each epoch."""
-    started = [s for s in seen.workers if s.startup_s > 0.0 and s.current and s.knob.startswith(OWN_PROCESSES)]
+    started = [stage for stage in seen.workers if is_started_anew(stage)]
     if not started or not seen.seam_s or not known.may_persist:
         return None
     persistent = tuple(stage.name for stage in started)

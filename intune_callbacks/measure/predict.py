@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.types import Allocation, Stage
 
-__all__ = ["LEAST_GAIN", "OWN_PROCESSES", "WAITS", "Advice", "advise", "limiting", "promised", "step_s"]
+__all__ = ["LEAST_GAIN", "WAITS", "Advice", "advise", "is_started_anew", "limiting", "promised", "step_s"]
 
 LEAST_GAIN = 1.05
 """A smaller factor is neither promised nor advised. A choice: windows differ by about as much."""
@@ -77,7 +77,7 @@ def advise(
         may_persist: whether workers may live on from one epoch to the next.
     """
     now = {stage.name: stage.current for stage in seen.workers}
-    persistent = tuple(stage.name for stage in seen.workers if may_persist and _is_started_anew(stage))
+    persistent = tuple(stage.name for stage in seen.workers if may_persist and is_started_anew(stage))
     tried = [dict(now)]
     for _ in range(GROWTH):
         grown = _grown(seen, tried[-1], most or {}, seen.cpus_had if cpus is None else cpus)
@@ -239,7 +239,8 @@ def _has_room(seen: Measured, then: Mapping[str, int]) -> bool:
     return not extra or not seen.memory_limit_bytes or extra <= free_bytes
 
 
-def _is_started_anew(stage: Stage) -> bool:
+def is_started_anew(stage: Stage) -> bool:
+    """Return whether a stage has worker processes of PyTorch's that each epoch starts."""
     return stage.startup_s > 0.0 and stage.current > 0 and stage.knob.startswith(OWN_PROCESSES)
 
 

@@ -212,11 +212,8 @@ def _cell(column: str, value: Any) -> str:
 
 
 def _list(values: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {name}: {value:,}" if _long(value) else f"- {name}: {value}" for name, value in values.items())
-
-
-def _long(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 10_000
+    told = {name: f"{value:,}" if type(value) is int and value >= 10_000 else value for name, value in values.items()}
+    return "\n".join(f"- {name}: {value}" for name, value in told.items())
 
 
 def _shares(shares: Mapping[str, float]) -> str:

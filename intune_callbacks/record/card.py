@@ -28,6 +28,7 @@ __all__ = ["card_rows", "end_card", "headline", "in_short", "said", "tone"]
 
 FOUND = "found.yaml"
 FILES = ("report.html", REPORT, "history.jsonl", FOUND)
+SOURCES = {"argument": "the argument", "recipe": "the recipe", "command line": "the command line"}
 WORDS, WIDTH = ("why", "cause", "also", "next"), 72
 """Rows of words, folded at this width, which with the label is that of a usual terminal; numbers, paths and what is to
 be pasted stay in one line."""
@@ -77,7 +78,7 @@ def card_rows(report: Report, folder: Path | None = None) -> list[tuple[str, str
     rows += [("whole", texts["whole"]), *(("also", text) for text in texts["also"].splitlines())]
     rows += [(key, texts[key]) for key in ("warm", "ranks", "frozen")]
     if report.mode_source not in ("default", NOT_KNOWN):
-        rows.append(("mode", f"{report.mode}, from {_where(report.mode_source)}"))
+        rows.append(("mode", f"{report.mode}, from {SOURCES.get(report.mode_source, report.mode_source)}"))
     written = [name for name in FILES if folder is not None and (folder / name).is_file()]
     if written:
         rows.append(("files", f"{', '.join(written)} in {folder}"))
@@ -215,7 +216,3 @@ def _allocation(stages: tuple[StageRow, ...], which: str) -> str:
         if row.name in moved and row.window_of is not None and row.window_of not in moved
     }
     return allocation({row.name: getattr(row, which) for row in stages if row.window_of is None}, windows)
-
-
-def _where(source: str) -> str:
-    return {"argument": "the argument", "recipe": "the recipe", "command line": "the command line"}.get(source, source)
