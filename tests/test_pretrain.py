@@ -299,7 +299,7 @@ def test_score_by_hand() -> None:
     rate[10:, 0], rate[:, 1] = 1.0, 0.8
     moved = np.zeros((20, 2), bool)
     moved[9, 0] = True
-    row, mean = card.score(Run(rate, rate, moved, np.array([False, True])), np.ones((20, 2)))
+    row, mean = card.score(Run(rate, moved, np.array([False, True])), np.ones((20, 2)))
     assert mean == pytest.approx([0.75, 0.8])
     assert (row["mean"], row["median"], row["oom_share"], row["move_share"]) == pytest.approx(
         (0.775, 0.775, 0.5, 0.025)
@@ -307,7 +307,7 @@ def test_score_by_hand() -> None:
     # Only one of two machines gets there: the median is never.
     assert row["decisions_to_90"] is None
     rate = np.concatenate([rate, np.ones((20, 1))], 1)
-    row, _ = card.score(Run(rate, rate, moved, np.zeros(3, bool)), np.ones((20, 3)))
+    row, _ = card.score(Run(rate, moved, np.zeros(3, bool)), np.ones((20, 3)))
     # The mean of five counts; from the eleventh decision on the rate is the oracle's: (.5 + 4) / 5 is .9.
     assert (row["decisions_to_90"], row["decisions_to_95"]) == (14, 15)
 
