@@ -45,13 +45,14 @@ CAMPAIGN = {
     *("lightning_unchanged", "lightning_memory", "tfdata_memory"),
     *("dlrm_hybrid", "dlrm_hybrid_fit", "dlrm_hybrid_jax", "dlrm_hybrid_ranks", "lightning_ddp", "loop_ranks"),
     *("page_browser", "docs", "examples", "recipes_all", "recipes_bad_rows", "dlrm_dcn", "net_hostile"),
-    *("benchmarks", "benchmarks_criteo", "benchmarks_never_slower", "benchmarks_tfdata", "benchmarks_wild"),
+    *("benchmarks", "benchmarks_machine", "benchmarks_criteo", "benchmarks_never_slower"),
+    *("benchmarks_tfdata", "benchmarks_wild"),
 }
 CORE = {
     *("core", "missing_packages", "imports", "exports", "cli", "doctor", "check", "words", "history"),
-    *("elastic", "elastic_workers", "report", "report_card", "card", "watch", "page_reading"),
+    *("elastic", "elastic_workers", "report", "report_card", "card", "watch", "watch_reading", "page_reading"),
     *("tuner", "tuner_faults", "tuner_pace", "guard", "net", "net_windows", "permit"),
-    *("policies", "agent_dqn", "weights"),
+    *("policies", "agent_dqn", "agent_tuned", "weights"),
     *("saved", "run_dir", "monitor_resources"),
 }
 

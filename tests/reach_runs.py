@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning_runs as runs
 import torch
-from reach_patterns import EPOCH
+from reach_classes import EPOCH
 
 from intune_callbacks.pipelines.find import find
 

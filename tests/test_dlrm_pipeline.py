@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-nodes = pytest.importorskip("torchdata.nodes")
+pytest.importorskip("torchdata.nodes")
+
+from test_dlrm_batcher import Numbered  # noqa: E402
 
 from dlrm_examples.convert import convert  # noqa: E402
 from dlrm_examples.criteo import stages  # noqa: E402
@@ -18,8 +20,8 @@ from dlrm_examples.criteo.blocks import Split, read_block, scan_blocks  # noqa: 
 from dlrm_examples.criteo.parse import KERNELS, chosen_kernel, parse_block  # noqa: E402
 from dlrm_examples.criteo.pipeline import STAGES, build  # noqa: E402
 from dlrm_examples.criteo.reading import Reading  # noqa: E402
-from dlrm_examples.criteo.stages import Batcher, Parse, Read, Shuffle, Task, collate  # noqa: E402
-from dlrm_examples.criteo.tsv import BadRow, Rows  # noqa: E402
+from dlrm_examples.criteo.stages import Parse, Read, Shuffle, Task, collate  # noqa: E402
+from dlrm_examples.criteo.tsv import BadRow  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
 from tests.dlrm_rows import rows_text  # noqa: E402
 
@@ -162,52 +164,6 @@ def test_state_is_small(files: list[Path]) -> None:
     batches = loader(files)
     next(iter(batches))
     assert len(str(batches.state_dict())) < 3_000
-
-
-class Numbered(nodes.BaseNode):
-    """Parts of the sizes given, rows numbered; in front of part n, n malformed rows were left out."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        super().__init__()
-        self.sizes = sizes
-
-    def reset(self, initial_state=None) -> None:
-        super().reset(initial_state)
-        self.position = initial_state["position"] if initial_state else 0
-
-    def next(self) -> Rows:
-        if self.position == len(self.sizes):
-            raise StopIteration
-        start, size = sum(self.sizes[: self.position]), self.sizes[self.position]
-        self.position += 1
-        label = np.arange(start, start + size, dtype=np.float32)
-        return Rows(label, np.zeros((size, 13), np.float32), np.zeros((size, 26), np.int32), self.position)
-
-    def get_state(self) -> dict[str, int]:
-        return {"position": self.position}
-
-
-@pytest.mark.parametrize("sizes", [[], [0, 0], [5], [1] * 9, [0, 7, 0, 0, 1, 12, 3, 0], [100]])
-@pytest.mark.parametrize("batch_size", [1, 4, 7, 1000])
-def test_batcher(sizes: list[int], batch_size: int) -> None:
-    rows = sum(sizes)
-    node = Batcher(Numbered(sizes), batch_size)
-    expected = [list(range(i, min(i + batch_size, rows))) for i in range(0, rows, batch_size)]
-    states, got = [node.state_dict()], []
-    for parts in node:
-        got.append([int(n) for part in parts for n in part.labels])
-        states.append(node.state_dict())
-    assert got == expected
-    skipped = sum(range(1, len(sizes) + 1))
-    assert node.skipped == skipped
-    for taken, state in enumerate(states):
-        resumed = Batcher(Numbered(sizes), batch_size)
-        resumed.reset(state)
-        assert resumed.state_dict() == state
-        assert [[int(n) for part in parts for n in part.labels] for parts in resumed] == expected[taken:]
-        assert resumed.skipped == skipped
-    short = Batcher(Numbered(sizes), batch_size, drop_last=True)
-    assert len(list(short)) == rows // batch_size
 
 
 def test_stage_names() -> None:

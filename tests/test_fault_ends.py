@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("torchdata")
 
-from test_fault_matrix import ADAPTERS, EPOCH, EPOCHS, ITEMS, MOMENTS, leftovers
+from fault_runs import ADAPTERS, EPOCH, EPOCHS, ITEMS, MOMENTS, leftovers
 from test_monitor_resources import GIB, Machine
 
 from intune_callbacks.config import TunerConfig

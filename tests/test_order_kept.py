@@ -160,7 +160,7 @@ def test_the_loaders_of_one_loop_stay_paired(restless: dict[str, Any]) -> None:
 @pytest.mark.parametrize("steps", [7, 15])
 def test_a_pydataset_of_which_an_epoch_takes_a_part_keeps_its_order(steps: int) -> None:
     pytest.importorskip("keras")
-    from test_pydataset import Counting, epochs, stock_of
+    from pydataset_runs import Counting, epochs, stock_of
 
     from intune_callbacks.pipelines.pydataset.enqueuer import LiveEnqueuer
     from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("keras")
 
 import keras_runs as runs  # noqa: E402
-import reach_patterns as patterns  # noqa: E402
+import reach_classes as classes  # noqa: E402
 from keras_cases import exact  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info  # noqa: E402
 
@@ -25,10 +25,10 @@ def loader(kind: type, **options: Any) -> Any:
 
 
 KINDS = {
-    "generated": lambda **options: loader(patterns.Generated, **options),
-    "infinite": lambda **options: loader(patterns.Infinite, **options),
-    "own": lambda **options: loader(patterns.OwnGenerated, **options),
-    "prepared": lambda **options: patterns.Prepared(loader(DataLoader, **options)),
+    "generated": lambda **options: loader(classes.Generated, **options),
+    "infinite": lambda **options: loader(classes.Infinite, **options),
+    "own": lambda **options: loader(classes.OwnGenerated, **options),
+    "prepared": lambda **options: classes.Prepared(loader(DataLoader, **options)),
 }
 
 
@@ -47,7 +47,7 @@ def test_a_loader_that_is_not_reached_is_named(warmup_batches: int) -> None:
     kept: list[Any] = []
 
     def make() -> Any:
-        kept.append(loader(patterns.Unreachable, num_workers=1))
+        kept.append(loader(classes.Unreachable, num_workers=1))
         return kept[-1]
 
     stock = runs.trained(make, [InTuneCallback(mode="off")], shuffle=False)

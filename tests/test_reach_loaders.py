@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 
 import lightning_runs as runs  # noqa: E402
-import reach_patterns as patterns  # noqa: E402
-from reach_patterns import EPOCH, PATTERNS, of_class  # noqa: E402
+import reach_classes as classes  # noqa: E402
+from reach_classes import EPOCH  # noqa: E402
+from reach_patterns import PATTERNS, of_class  # noqa: E402
 from reach_runs import EPOCHS, MOMENTS, Training, compared  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
@@ -94,7 +95,7 @@ def test_validation_on_the_same_loader_leaves_the_numbers_with_the_training() ->
     pipeline.resize({"load": 3, "load.window": 9})
     assert pipeline._iterator().engine.window == 9
     seen += list(training)
-    assert sorted(torch.cat(seen)[:, 0].tolist()) == list(range(patterns.ROWS))
+    assert sorted(torch.cat(seen)[:, 0].tolist()) == list(range(classes.ROWS))
     pipeline.close()
 
 
@@ -132,7 +133,7 @@ def test_batches_as_they_come_are_met_at_their_start_only() -> None:
 # -- what is no DataLoader, and what has none behind it ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loader", [patterns.Answers(), patterns.Hollow()], ids=["answers", "hollow"])
+@pytest.mark.parametrize("loader", [classes.Answers(), classes.Hollow()], ids=["answers", "hollow"])
 def test_what_only_says_so_is_no_loader(loader: Any) -> None:
     found = find(loader)
     assert found.pipeline is None
@@ -186,7 +187,7 @@ def left(report: Any, loader: Any) -> None:
 @quiet
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_loader_that_is_not_reached_is_named_under_lightning(workers: int) -> None:
-    make = of_class(patterns.Unreachable)
+    make = of_class(classes.Unreachable)
     stock = losses(make, num_workers=workers)[:2]
     before = runs.running()
     callback = InTuneCallback(show_card=False, decide_every_s=0.0, decide_every_batches=2, warmup_batches=2)
@@ -199,7 +200,7 @@ def test_a_loader_that_is_not_reached_is_named_under_lightning(workers: int) -> 
 @quiet
 def test_a_loader_is_let_go_after_the_warm_up_and_not_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     patched: list[bool] = []
-    make = of_class(patterns.Unreachable)
+    make = of_class(classes.Unreachable)
 
     class Looks(runs.NAMESPACES["lightning.pytorch"].Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
@@ -213,7 +214,7 @@ def test_a_loader_is_let_go_after_the_warm_up_and_not_at_the_end(monkeypatch: py
 @quiet
 def test_a_fit_too_short_for_a_warm_up_says_so_too() -> None:
     callback = InTuneCallback(show_card=False, warmup_batches=1000)
-    *_, loader = losses(of_class(patterns.Unreachable), callback, num_workers=1)
+    *_, loader = losses(of_class(classes.Unreachable), callback, num_workers=1)
     left(callback.report, loader)
 
 
@@ -221,7 +222,7 @@ def test_a_fit_too_short_for_a_warm_up_says_so_too() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_one_of_two_loaders_is_let_go(workers: int) -> None:
     def make(**options: Any) -> Any:
-        return {"one": of_class(patterns.Unreachable)(**options), "other": of_class(DataLoader)(**options)}
+        return {"one": of_class(classes.Unreachable)(**options), "other": of_class(DataLoader)(**options)}
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
         return self.layer(batch["one"]).mean()

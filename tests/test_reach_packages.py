@@ -1,4 +1,4 @@
-"""The loaders of public packages, as `reach_patterns` has copied them; ``tox run -e reach`` installs them."""
+"""The loaders of public packages, as `reach_classes` has copied them; ``tox run -e reach`` installs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ pytest.importorskip("lightning")
 
 import lightning_runs as runs  # noqa: E402
 import numpy as np  # noqa: E402
-from reach_patterns import Rows, of_class  # noqa: E402
+from reach_classes import Rows  # noqa: E402
+from reach_patterns import of_class  # noqa: E402
 from reach_runs import MOMENTS, compared  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 

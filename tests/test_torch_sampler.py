@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from reach_patterns import Infinite, Lazy  # noqa: E402
+from reach_classes import Infinite, Lazy  # noqa: E402
 from restless import Restless  # noqa: E402
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler  # noqa: E402
 from training_samplers import (  # noqa: E402

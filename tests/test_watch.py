@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -15,39 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watched_runs import TESTS, Run
 
 from intune_callbacks import cli
 from intune_callbacks.errors import install_line
-from intune_callbacks.record.running import Job, Rank
+from intune_callbacks.record.running import Job
 from intune_callbacks.show.watch_view import line
-
-TESTS = Path(__file__).parent
-# One decision for each line it is sent, of a real tuner on a virtual machine; "end" writes the report.
-WRITER = """
-import sys
-from pathlib import Path
-from fakes import FakeLoop, FakeMachine, FakePipeline, Work
-from intune_callbacks.config import TunerConfig
-from intune_callbacks.record.findings import build_report
-from intune_callbacks.record.history import History
-from intune_callbacks.record.report import write_report
-from intune_callbacks.session.tuner import Tuner
-
-folder = Path(sys.argv[1])
-pipeline = FakePipeline({"read": Work(0.001), "decode": Work(0.1)}, FakeMachine(), depth=2)
-loop, machine = FakeLoop(pipeline, model_s=0.02), pipeline.machine
-config = TunerConfig(mode=sys.argv[2], policy="model-jump")
-tuner = Tuner(pipeline, config, probe=machine, clock=machine.clock(), history=History(folder / "history.jsonl"))
-for line in sys.stdin:
-    if line == "end\\n":
-        tuner.close()
-        write_report(folder, build_report(tuner.summary()))
-    else:
-        before = len(tuner.history.decisions)
-        while len(tuner.history.decisions) == before:
-            loop.run(tuner, 0.5)
-    print("done", flush=True)
-"""
 
 # Where the tests run in the background, they ignore Ctrl+C, and children inherit that.
 COMMAND = """
@@ -56,37 +28,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from intune_callbacks.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-
-
-class Run:
-    """A process that writes a history when it is told to."""
-
-    def __init__(self, folder: Path, mode: str = "tune") -> None:
-        self.folder, self.history = folder, folder / "history.jsonl"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(folder), mode],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
-        )
-
-    def tell(self, word: str) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "done\n"
-
-    def decide(self, times: int = 1) -> Run:
-        for _ in range(times):
-            self.tell("decide")
-        return self
-
-    def end(self) -> None:
-        self.tell("end")
-
-    def close(self) -> None:
-        self.process.communicate(timeout=20)
 
 
 @pytest.fixture
@@ -282,72 +223,3 @@ def test_without_rich_the_line_to_type_is_told(tmp_path: Path, start: Any) -> No
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert f"rich is not installed; run: {install_line('report')}" in done.stderr
-
-
-# -- the files ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    run = Run(tmp_path_factory.mktemp("run")).decide(8)
-    run.close()
-    return run.history.read_text().splitlines(keepends=True)
-
-
-def test_a_line_is_read_when_it_is_complete(tmp_path: Path, lines: list[str]) -> None:
-    rank, history = Rank(tmp_path), tmp_path / "history.jsonl"
-    assert rank.read() == []
-    text = "".join(lines[:3])
-    seen = []
-    for end in range(0, len(text) + 97, 97):
-        history.write_text(text[:end])
-        seen += [decision["step"] for decision in rank.read()]
-    assert seen == [json.loads(line)["step"] for line in lines[:3]]
-
-
-def test_what_is_no_decision_is_passed_over(tmp_path: Path, lines: list[str]) -> None:
-    (tmp_path / "history.jsonl").write_text(lines[0] + lines[1][:50] + "\n" + "[]\n\n" + lines[2])
-    assert [d["step"] for d in Rank(tmp_path).read()] == [json.loads(line)["step"] for line in (lines[0], lines[2])]
-
-
-def test_a_file_that_was_cut_is_read_again(tmp_path: Path, lines: list[str]) -> None:
-    rank, history = Rank(tmp_path), tmp_path / "history.jsonl"
-    history.write_text("".join(lines))
-    assert len(rank.read()) == len(lines)
-    history.write_text(lines[0])
-    assert len(rank.read()) == len(rank.decisions) == 1
-    assert rank.change is None
-
-
-def test_what_an_earlier_run_of_more_ranks_has_left_is_not_shown(tmp_path: Path, lines: list[str]) -> None:
-    for name, over in (("rank0", False), ("rank1", False), ("rank2", True), ("rank10", False)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "history.jsonl").write_text(lines[0])
-        if over:
-            (tmp_path / name / "report.json").write_text("{}")
-    job = Job(tmp_path)
-    job.read()
-    assert [rank.name for rank in job.ranks] == ["rank0", "rank1", "rank10"]
-    assert not job.is_over
-    for name in ("rank0", "rank1", "rank10"):
-        (tmp_path / name / "report.json").write_text("{}")
-    assert job.is_over
-
-
-@pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")
-def test_many_ranks_are_a_table(tmp_path: Path, lines: list[str]) -> None:
-    from rich.console import Console
-
-    from intune_callbacks.show.watch_view import view
-
-    for number in range(6):
-        (tmp_path / f"rank{number}").mkdir()
-        (tmp_path / f"rank{number}" / "history.jsonl").write_text("".join(lines))
-    job = Job(tmp_path)
-    job.read()
-    console = Console(width=140, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(view(job.ranks, time.time()))
-    console.file.close()
-    shown = console.export_text()
-    assert all(f"rank{number}" in shown for number in range(6))
-    assert len(shown.splitlines()) < 16
