@@ -13,9 +13,7 @@ from intune_callbacks.decide.target import expected_gain
 from intune_callbacks.decide.track import MOMENTS, REMEMBERED, Track
 from intune_callbacks.decide.view import Bools, Floats, Ints, View
 
-__all__ = [
-    "BURST", "CONFIRM", "FAILED", "HOLD", "INPUT_BOUND", "JUMP", "SETTLED", "Progress", "ShellConfig", "checked_state",
-]  # fmt: skip
+__all__ = ["BURST", "CONFIRM", "HOLD", "JUMP", "Progress", "ShellConfig", "checked_state"]
 
 JUMP, BURST, CONFIRM, HOLD = range(4)
 SETTLED = 6

@@ -18,7 +18,7 @@ from intune_callbacks.pretrain.machines import sample
 from intune_callbacks.pretrain.oracle import trace
 from intune_callbacks.pretrain.scenarios import SCENARIOS, Controller, Run, first_reach, make, play
 
-__all__ = ["FILES", "EvenSplit", "compare", "held_out", "paired", "population", "score", "text", "versions", "write"]
+__all__ = ["FILES", "held_out", "paired", "population", "score", "text", "versions", "write"]
 
 FILES = CARD, NUMBERS = ("card.md", "card.json")
 PACKAGES = ("intune-callbacks", "torch", "numpy")
@@ -39,7 +39,7 @@ _LIMITS = (
 )
 
 
-class EvenSplit:
+class _EvenSplit:
     """The same number of workers for every stage, again after every resize; windows of twice the workers."""
 
     def act(self, view: View) -> tuple[Floats, None]:
@@ -79,7 +79,7 @@ def paired(ours: Floats, theirs: Floats) -> dict[str, float]:
     return {"mean": float(difference.mean()), "low": float(low), "high": float(high)}
 
 
-def compare(policies: Mapping[str, Controller], scenario: str, machines: int, seed: int) -> dict[str, Any]:
+def _compare(policies: Mapping[str, Controller], scenario: str, machines: int, seed: int) -> dict[str, Any]:
     """Return the results of policies on the same machines; the first is paired with every other.
 
     Args:
@@ -105,10 +105,10 @@ def held_out(network: Network, machines: Mapping[str, int], seed: int) -> list[d
 
     Args:
         machines: scenario -> how many; 0 leaves it out.
-        seed: see `compare`.
+        seed: see `_compare`.
     """
     return [
-        compare({"DQN": Shell(network), "jump + hold": Shell(None), "even split": EvenSplit()}, scenario, count, seed)
+        _compare({"DQN": Shell(network), "jump + hold": Shell(None), "even split": _EvenSplit()}, scenario, count, seed)
         for scenario, count in machines.items()
         if count
     ]
@@ -155,7 +155,7 @@ def text(numbers: Mapping[str, Any]) -> str:
 
     Args:
         numbers: ``date``, ``versions``, ``weights``, ``training``, ``config`` and ``population`` as mappings from names
-            to values, and ``results``, one `compare` per scenario.
+            to values, and ``results``, one `_compare` per scenario.
     """
     drawn = numbers["population"]
     shares = {

@@ -13,7 +13,7 @@ from intune_callbacks.pretrain.env import Env
 from intune_callbacks.pretrain.hostile import HostileEnv, draw
 from intune_callbacks.pretrain.machines import Machines, sample
 
-__all__ = ["SCENARIOS", "Controller", "Run", "Scenario", "environment", "first_reach", "make", "play"]
+__all__ = ["SCENARIOS", "Controller", "Run", "Scenario", "first_reach", "make", "play"]
 
 
 class Controller(Protocol):
@@ -73,7 +73,7 @@ def make(name: str, count: int, seed: int) -> Machines:
     return replace(machines, worker_memory=machines.worker_memory * scale, item_memory=machines.item_memory * scale)
 
 
-def environment(machines: Machines, name: str, seed: int) -> Env:
+def _environment(machines: Machines, name: str, seed: int) -> Env:
     """Return the machines of a scenario as they begin to run; arguments as for `play`."""
     of, rng = SCENARIOS[name], np.random.default_rng(seed)
     if not of.hostile:
@@ -89,7 +89,7 @@ def play(controller: Controller, machines: Machines, name: str, seed: int) -> Ru
         seed: of the environment; the oracle's `trace` needs the same.
     """
     scenario = SCENARIOS[name]
-    env = environment(machines, name, seed)
+    env = _environment(machines, name, seed)
     shape = (scenario.decisions, len(machines))
     rate, moved = np.zeros(shape), np.zeros(shape, bool)
     for t in range(scenario.decisions):

@@ -15,7 +15,7 @@ from intune_callbacks.record.report import Side, Span
 from intune_callbacks.types import Observation
 from intune_callbacks.words import six_digits
 
-__all__ = ["BeforeAfter", "Mark", "describe", "figures"]
+__all__ = ["BeforeAfter", "Mark", "describe"]
 
 LAST_WINDOWS = 50
 """Windows before the first and after the last change that are described. A choice: enough for medians."""
@@ -37,7 +37,7 @@ class Mark:
     samples: int = 0
 
 
-def figures(begin: Mark, end: Mark) -> Span:
+def _figures(begin: Mark, end: Mark) -> Span:
     """Return what happened between two moments."""
     first, last, samples = begin.totals, end.totals, end.samples - begin.samples
     wait_s, model_s = last.wait_s - first.wait_s, last.model_s - first.model_s
@@ -150,7 +150,7 @@ class BeforeAfter:
         return replace(describe(self.after, span, waited.share), brought=six_digits(self.brought))
 
     def whole(self) -> Span:
-        """Return `figures` of the whole run, all rates over the whole wall; none where no step was seen."""
+        """Return `_figures` of the whole run, all rates over the whole wall; none where no step was seen."""
         totals = self.now.totals
         wall_s = totals.wall_s if totals.steps else 0.0  # a strategy's loop is out of sight, and not slow for that
         rates: dict[str, Any] = {
@@ -158,7 +158,7 @@ class BeforeAfter:
             "throughput_batches_per_s": _rate(totals.steps, wall_s),
             "wait_frac": _rate(totals.wait_s, wall_s),
         }
-        return replace(figures(Mark(), self.now), **rates, first_batch_s=six_digits(totals.first_batch_s))
+        return replace(_figures(Mark(), self.now), **rates, first_batch_s=six_digits(totals.first_batch_s))
 
 
 def describe(
@@ -180,7 +180,7 @@ def describe(
         "wait_frac": _middle([o.wait_frac for o in observations]),
     }
     if span is not None and observations:
-        known |= {key: value for key, value in asdict(figures(*span)).items() if value is not None}
+        known |= {key: value for key, value in asdict(_figures(*span)).items() if value is not None}
     return Side(
         **known,
         exposed_wait_frac=_middle([o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]),

@@ -13,7 +13,7 @@ from intune_callbacks.session.loaders import hints_of, let_go, pipeline_of, reas
 from intune_callbacks.session.samples import batch_size_of
 from intune_callbacks.types import Hint
 
-__all__ = ["FetchHooks", "TrainLoaders", "leaves"]
+__all__ = ["FetchHooks", "TrainLoaders"]
 
 _FETCH_HOOKS = ("_on_before_fetch", "_on_after_fetch")
 
@@ -95,7 +95,7 @@ class TrainLoaders:
 
         def dataloader() -> Any:
             loaders = stock()
-            found = list(leaves(loaders))
+            found = list(_leaves(loaders))
             self.are_paired = len(found) > 1
             for leaf in found:
                 requested(leaf)
@@ -191,14 +191,14 @@ class TrainLoaders:
         return self._found[id(loader)][1]
 
 
-def leaves(loaders: Any) -> Iterator[Any]:
+def _leaves(loaders: Any) -> Iterator[Any]:
     """Yield the single loaders in what a user may give as train loaders: one, a collection, or a CombinedLoader."""
     if isinstance(loaders, Mapping):
         for value in loaders.values():
-            yield from leaves(value)
+            yield from _leaves(value)
     elif isinstance(loaders, (list, tuple)):
         for value in loaders:
-            yield from leaves(value)
+            yield from _leaves(value)
     elif isinstance(getattr(loaders, "flattened", None), list):
         yield from loaders.flattened
     else:

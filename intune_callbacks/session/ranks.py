@@ -15,7 +15,7 @@ from typing import Any
 from intune_callbacks.record.report import Report
 from intune_callbacks.words import amount, quantity
 
-__all__ = ["compare", "exchange", "local_ranks", "place"]
+__all__ = ["compare", "exchange", "place"]
 
 # A choice: the ranks end together, but for the time their last validation takes.
 WAIT_S = 5.0
@@ -104,10 +104,10 @@ def place() -> tuple[int, int, int]:
     distributed = sys.modules.get("torch.distributed")
     if world is None and distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, world = distributed.get_rank(), distributed.get_world_size()
-    return rank or 0, world or 1, local_ranks(world or 1)
+    return rank or 0, world or 1, _local_ranks(world or 1)
 
 
-def local_ranks(world: int) -> int:
+def _local_ranks(world: int) -> int:
     """Return how many ranks share the CPUs this process may use: torchrun, Ray Train, Open MPI and MPICH tell it.
 
     Under SLURM a task that is bound to CPUs sees only its own. Where nobody tells, all ranks are on this node, or as

@@ -9,7 +9,7 @@ from intune_callbacks.errors import MissingPackage
 from intune_callbacks.record.running import Rank
 from intune_callbacks.words import COLOURS, UNKNOWN, allocation, amount, changed, memory, moment, percent
 
-__all__ = ["line", "live", "sparkline", "view"]
+__all__ = ["line", "live", "view"]
 
 BARS = "▁▂▃▄▅▆▇█"
 PANELS = 4
@@ -37,7 +37,7 @@ def change(decision: Mapping[str, Any]) -> str:
     return ": ".join(filter(None, [moved, decision["reason"]]))
 
 
-def sparkline(values: Sequence[float | None], most: float | None = None) -> str:
+def _sparkline(values: Sequence[float | None], most: float | None = None) -> str:
     """Return one bar for each value, from 0 to `most`, by default the largest; a space where it is unknown."""
     most = max((value for value in values if value is not None), default=0.0) if most is None else most
     steps = [None if v is None else min(len(BARS) - 1, int(v / most * len(BARS))) if most else 0 for v in values]
@@ -94,7 +94,7 @@ def _panel(rank: Rank, now_s: float) -> Any:
     figures = (("samples/s", "samples_per_s", _number, None), ("wait", "wait_frac", _percent, 1.0))
     for label, key, words, most in figures:
         past = [decision["observation"][key] for decision in list(rank.decisions)[-60:]]
-        rows.append((label, f"{words(seen[key]):<8}{sparkline(past, most)}"))
+        rows.append((label, f"{words(seen[key]):<8}{_sparkline(past, most)}"))
     if seen["exposed_wait_frac"] is not None:
         rows.append(("GPU idle", _percent(seen["exposed_wait_frac"])))
     if start := _start(seen):

@@ -23,7 +23,7 @@ from intune_callbacks.pipelines.given import is_installed
 from intune_callbacks.pipelines.tf.node import attr, functions_of, readers_of, source_of, spans_of
 from intune_callbacks.pipelines.tf.objects import held, held_bytes, held_rows, same_as, why_not, wrappers
 
-__all__ = ["LARGEST_COPY_BYTES", "CannotRewrite", "DatasetGraph"]
+__all__ = ["CannotRewrite", "DatasetGraph"]
 
 LARGEST_HELD_BYTES = 32 * 2**20
 """Tensors of the sources are written down once before the first step: 32 MB took .2 s, 60 .7, 21 MB of strings .3."""

@@ -25,7 +25,7 @@ from intune_callbacks.pipelines.watched import FOLLOWS_WORKERS, WORKERS_KNOB, Wa
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
-__all__ = ["HelpedLoader", "calls_later", "cannot_help", "ends_known"]
+__all__ = ["HelpedLoader", "cannot_help", "ends_known"]
 
 # How deep datasets that hold each other are looked into. A choice.
 NESTED = 4
@@ -36,10 +36,10 @@ def ends_known(loader: DataLoader[Any]) -> bool:
     # LitData's loader makes iterators of its own, which do what torch's do.
     if has_own_iterator(loader) and not type(loader).__module__.startswith("litdata."):
         return False
-    return hook_of(loader.dataset) is not None or calls_later(loader.dataset)
+    return hook_of(loader.dataset) is not None or _calls_later(loader.dataset)
 
 
-def calls_later(dataset: Any, depth: int = NESTED) -> bool:
+def _calls_later(dataset: Any, depth: int = NESTED) -> bool:
     """Return whether a dataset, one inside it, or the module of one says `later`.
 
     Args:
@@ -59,7 +59,7 @@ def calls_later(dataset: Any, depth: int = NESTED) -> bool:
     if any(value is by_name.later or type(value) is by_name.Later for value in (*held, *own)):
         return True
     inside = [value for value in own if issubclass(type(value), IterableDataset)]
-    return depth > 1 and any(calls_later(value, depth - 1) for value in inside)
+    return depth > 1 and any(_calls_later(value, depth - 1) for value in inside)
 
 
 def cannot_help(loader: DataLoader[Any]) -> str:

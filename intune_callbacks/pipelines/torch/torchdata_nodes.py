@@ -23,7 +23,7 @@ from intune_callbacks.pipelines.workers.elastic import ElasticMap
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.types import Clock, Stage, StageStats
 
-__all__ = ["NodeIterator", "NodeStage", "end_engines", "end_ours", "engine_of", "function_name", "walk"]
+__all__ = ["NodeStage", "end_engines", "end_ours", "function_name", "walk"]
 
 # A choice: an item that takes longer is not waited for.
 JOIN_S = 10.0
@@ -54,7 +54,7 @@ def function_name(fn: Any) -> str:
     return "map" if name == "<lambda>" else str(name)
 
 
-class NodeIterator:
+class _NodeIterator:
     """Takes the place of a node's own iterator; same state format: {"snapshot", "steps_since_snapshot"}."""
 
     def __init__(self, engine: ElasticMap[Any], state: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class NodeIterator:
         for _ in range(state["steps_since_snapshot"]):
             next(self)
 
-    def __iter__(self) -> NodeIterator:
+    def __iter__(self) -> _NodeIterator:
         return self
 
     def __next__(self) -> Any:
@@ -130,7 +130,7 @@ class NodeStage:
         self._epochs = 0
         self._given: Any = None
         self._knob = f"ParallelMapper(map_fn={name.split('#')[0]}, num_workers={{}})"
-        self._running: weakref.ref[NodeIterator] | None = None
+        self._running: weakref.ref[_NodeIterator] | None = None
 
     @property
     def window_name(self) -> str:
@@ -176,7 +176,7 @@ class NodeStage:
             self.workers, self.window = self._own
             type(self.node).reset(self.node, initial_state)
             return self.node._it
-        iterator = NodeIterator(engine, initial_state)
+        iterator = _NodeIterator(engine, initial_state)
         self._running = weakref.ref(iterator)
         return iterator
 
@@ -251,7 +251,7 @@ def end_engines(root: BaseNode[Any]) -> None:
     until_s = time.monotonic() + JOIN_S
     for node in walk(root):
         iterator = vars(node).get("_it")
-        if engine_of(node) is None and hasattr(iterator, "_shutdown"):
+        if _engine_of(node) is None and hasattr(iterator, "_shutdown"):
             iterator._shutdown()
             reader = getattr(iterator, "_read_thread", None) or getattr(iterator, "_thread", None)
             if reader is not None and reader is not threading.current_thread():
@@ -260,7 +260,7 @@ def end_engines(root: BaseNode[Any]) -> None:
 
 def end_ours(root: BaseNode[Any]) -> None:
     """End our engines at and below a node, and their processes; those of stock nodes go on."""
-    engines = [e for e in (engine_of(node) for node in walk(root)) if e is not None]
+    engines = [e for e in (_engine_of(node) for node in walk(root)) if e is not None]
     # All are told first, so that none waits for one that already stopped.
     for engine in engines:
         engine.abort()
@@ -271,10 +271,10 @@ def end_ours(root: BaseNode[Any]) -> None:
             engine.pool.close()
 
 
-def engine_of(node: Any) -> ElasticMap[Any] | None:
+def _engine_of(node: Any) -> ElasticMap[Any] | None:
     """Return the engine that runs inside a node, None where the stock one does."""
     iterator = getattr(node, "_it", None)
-    return iterator.engine if isinstance(iterator, NodeIterator) else None
+    return iterator.engine if isinstance(iterator, _NodeIterator) else None
 
 
 def _on_one_thread(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:

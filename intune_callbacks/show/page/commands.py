@@ -15,7 +15,7 @@ from intune_callbacks.show.page.html import check_packages, comparison_html, pag
 from intune_callbacks.show.page.runs import read
 from intune_callbacks.words import wrapped
 
-__all__ = ["PAGE", "at_the_end", "compare", "comparison_text", "report"]
+__all__ = ["at_the_end", "compare", "report"]
 
 PAGE = "report.html"
 # What a fit that ends reads at most, all ranks together: two or three seconds. The command reads whatever there is.
@@ -74,13 +74,13 @@ def compare(first: Path, second: Path, html: Path | None = None, show: bool = Fa
         MissingPackage: a page is wanted, and plotly or jinja2 is not installed.
     """
     one, other = read(first)[0], read(second)[0]
-    print(comparison_text(two_runs(one, other), str(first), str(second)))
+    print(_comparison_text(two_runs(one, other), str(first), str(second)))
     if html is None and not show:
         return 0
     return _written(html or second / "compare.html", comparison_html(one, other), show)
 
 
-def comparison_text(rows: list[Row], first: str, second: str) -> str:
+def _comparison_text(rows: list[Row], first: str, second: str) -> str:
     """Return the rows as a table for a terminal."""
     lines = [Row("", first, second)]
     for before, row in zip([None, *rows], rows, strict=False):

@@ -20,7 +20,7 @@ from intune_callbacks.words import (
     with_window,
 )
 
-__all__ = ["Row", "allocation_line", "before_and_after", "measured", "two_runs"]
+__all__ = ["Row", "allocation_line", "before_and_after", "two_runs"]
 
 # What is measured, the key of it in `before` and `after`, its unit, and whether a ratio says something.
 MEASURED = (
@@ -71,7 +71,7 @@ class Row:
 
 def before_and_after(report: Report) -> list[Row]:
     """Return what was measured and allocated before the first change and after the last one."""
-    rows = measured(report.before, report.after)
+    rows = _measured(report.before, report.after)
     for stage in _shown(report):
         first, last = (_with_window(stage, report, which) for which in ("first", "current"))
         ratio = times(stage.first, stage.current) if stage.first != stage.current else ""
@@ -79,7 +79,7 @@ def before_and_after(report: Report) -> list[Row]:
     return rows
 
 
-def measured(first: Side, second: Side) -> list[Row]:
+def _measured(first: Side, second: Side) -> list[Row]:
     """Return a row for each figure that one of the two sides has."""
     return list(_rows(MEASURED, first, second, "measured"))
 
@@ -87,7 +87,7 @@ def measured(first: Side, second: Side) -> list[Row]:
 def two_runs(first: Run, second: Run) -> list[Row]:
     """Return all figures of two runs, and of their settings and versions those that differ."""
     one, other = first.report, second.report
-    rows = [Row("verdict", headline(one), headline(other), "", "verdict"), *measured(one.after, other.after)]
+    rows = [Row("verdict", headline(one), headline(other), "", "verdict"), *_measured(one.after, other.after)]
     rows += _rows(OF_ALL, one.whole or Span(), other.whole or Span(), "whole run")
     left, right = ({_named(stage): _with_window(stage, r, "current") for stage in _shown(r)} for r in (one, other))
     for name in dict.fromkeys([*left, *right]):

@@ -15,7 +15,7 @@ from intune_callbacks.record.history import HISTORY, Tail, allocation_in
 from intune_callbacks.record.report import REPORT, Report, Side, StageRow
 from intune_callbacks.words import count, number
 
-__all__ = ["Run", "rank_folders", "read"]
+__all__ = ["Run", "read"]
 
 LAST_WINDOWS = 50
 """Windows of each side, where a run left no report: as many as `record.before_after` describes."""
@@ -54,7 +54,7 @@ def read(directory: str | Path) -> list[Run]:
     folder = Path(directory)
     if not folder.is_dir():
         raise ConfigError([f"DIR={str(directory)!r}: no such folder; expected the run_dir of an InTuneCallback"])
-    ranks = [replace(_read_one(path), rank=rank) for rank, path in rank_folders(folder)]
+    ranks = [replace(_read_one(path), rank=rank) for rank, path in _rank_folders(folder)]
     if ranks:
         # A recipe writes the report of rank 0, with its own figures added, beside the folders of the ranks.
         whole = _report(folder / REPORT, [])
@@ -68,7 +68,7 @@ def read(directory: str | Path) -> list[Run]:
     return [_read_one(folder)]
 
 
-def rank_folders(folder: Path) -> list[tuple[int, Path]]:
+def _rank_folders(folder: Path) -> list[tuple[int, Path]]:
     """Return the ranks that left a file in a folder of theirs, in order."""
     found = ((re.fullmatch(r"rank(\d+)", path.name), path) for path in folder.glob("rank*"))
     ranks = [(int(match[1]), path) for match, path in found if match]
