@@ -91,7 +91,7 @@ def test_where_cpus_are_short_that_is_why_more_workers_brought_nothing() -> None
     tried = Evidence(tried={"decode": 0.64})
     short = seen(model_s=0.02)
     (cause,) = causes(short, tried)
-    assert cause.kind == "cpu" and "8.0 of 8 CPUs busy; with twice as many CPUs" in cause.sentence
+    assert cause.kind == "cpu" and "; with twice as many CPUs, or" in cause.sentence
     assert advice(short, tried).allocation == {}
     (cause,) = causes(replace(short, cpus=32.0), tried)  # where some are free it is something else
     assert cause.kind == "serial" and "brought nothing when tried" in cause.sentence

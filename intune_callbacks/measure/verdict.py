@@ -51,7 +51,11 @@ class Verdict:
 
 
 class Waited:
-    """The share of all windows' time, but for that with the longest wait, in which the training loop was blocked."""
+    """The share of all windows' time, but for that with the longest wait, in which the training loop was blocked.
+
+    Args:
+        observations: to begin with.
+    """
 
     def __init__(self, observations: Iterable[Observation] = ()) -> None:
         self._wait_s = self._elapsed_s = 0.0
