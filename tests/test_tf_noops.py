@@ -44,6 +44,9 @@ def with_wish(dataset: Any, **wish: bool) -> Any:
     return dataset.with_options(options)
 
 
+BEYOND = tf.range(200, dtype=tf.int64)  # so many that a function captures them
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "repeat(1)": lambda: shuffled().repeat(1),
     "behind and in front": lambda: rows(30).shuffle(9, seed=2).repeat(1).map(parse).repeat(1).prefetch(1),
@@ -55,6 +58,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "wanted alone": lambda: with_wish(shuffled().repeat(1), apply_default_optimizations=False, noop_elimination=True),
     "threads of its own": lambda: rows(30).map(parse, num_parallel_calls=2, use_unbounded_threadpool=True).batch(4),
     "errors ignored": lambda: rows(30).map(parse, num_parallel_calls=2).ignore_errors(),
+    "given beside": lambda: rows(9).map(lambda x: (x, BEYOND)).map(lambda x, b: (x, b), num_parallel_calls=2).batch(3),
     "not the same": lambda: rows(9).map(lambda x: (x, x + 1)).map(lambda a, b: (b, a)).batch(2),
 }
 

@@ -38,6 +38,8 @@ def _is_identity(graph: DatasetGraph, node: Any) -> bool:
     """Return whether a map's function gives what it gets, in the same order, and does nothing else."""
     called = attr(node, "f").func.name
     function = next((f for f in graph.graph.library.function if f.signature.name == called), None)
+    if attr(node, "Targuments").list.type:  # what the function hands on may be what it captured
+        return False
     if function is None or any(inner.op != "Identity" for inner in function.node_def):
         return False
     copies = {inner.name: inner.input[0] for inner in function.node_def}
