@@ -91,7 +91,7 @@ def test_counters_say_what_was_computed(native: tf_native.Native, key: str) -> N
 
 def test_wanted_values_hold_for_later_iterators_until_released(native: tf_native.Native, key: str) -> None:
     calls = Calls()
-    dataset = staged(native, tf.data.Dataset.range(40).map(calls, 2), key, "calls")
+    dataset = ended(native, staged(native, tf.data.Dataset.range(40).map(calls, 2), key, "calls"), key)
     native.set_workers(key, "calls", 5)
     assert native.set_window(key, "calls", 16) == 16
     for epoch in range(1, 3):
@@ -108,7 +108,7 @@ def test_values_a_stage_does_not_take(native: tf_native.Native, key: str) -> Non
         lambda number: tf.data.Dataset.range(number, number + 3), cycle_length=4, num_parallel_calls=2
     )
     dataset = staged(native, staged(native, source, key, "interleave").prefetch(3), key, "prefetch")
-    iterator = iter(dataset)
+    iterator = iter(ended(native, dataset, key))
     assert native.set_window(key, "interleave", 9) == 4
     assert native.set_window(key, "prefetch", -5) == 1
     assert native.set_window(key, "unheard of", 7) == 7
@@ -119,7 +119,7 @@ def test_values_a_stage_does_not_take(native: tf_native.Native, key: str) -> Non
 
 def test_a_set_window_is_left_alone_by_autotune(native: tf_native.Native, key: str) -> None:
     source = tf.data.Dataset.range(10**6).map(lambda number: number + 1, tf.data.AUTOTUNE)
-    iterator = iter(staged(native, source, key, "add"))
+    iterator = iter(ended(native, staged(native, source, key, "add"), key))
     take(iterator, 50)
     assert native.set_window(key, "add", 3) == 3
     until_s = time.monotonic() + 2.0
@@ -195,7 +195,7 @@ def test_inside_an_interleave_the_calls_are_timed(native: tf_native.Native, key:
         return staged(native, inner, key, "slow", role=tf_native.INSIDE)
 
     source = tf.data.Dataset.range(6).interleave(slow, cycle_length=3, num_parallel_calls=3)
-    dataset = staged(native, source, key, "slow")
+    dataset = ended(native, staged(native, source, key, "slow"), key)
     assert sorted(numbers(dataset)) == list(range(30))
     reading = native.read(key)[1]["slow"]
     assert reading.items == 30

@@ -61,8 +61,11 @@ class StageDataset : public PassThrough {
   }
 
  private:
+  // The sink, whose iterator is made first, has made the pipeline known. Nobody would release once more what an
+  // iterator made known that goes on behind the release: what it opens from then on is no stage of ours.
   std::shared_ptr<Stage> Find() const {
-    return stage_.empty() ? nullptr : Registry::Get().Find(pipeline_)->Find(stage_);
+    const auto known = stage_.empty() ? nullptr : Registry::Get().Known(pipeline_);
+    return known ? known->Find(stage_) : nullptr;
   }
 
   // Right behind a stage, or behind another dataset that computes. Each element comes by here: what
