@@ -81,6 +81,15 @@ def test_batches_are_counted_once_however_they_are_fetched() -> None:
     assert report["whole"]["steps"] == 14 and report["whole"]["samples"] == 60
 
 
+def test_batches_in_numpy_are_tuned_and_counted_as_well() -> None:
+    dataset = live(rows().take(30), **EAGER)
+    given = [[batch.tolist() for batch in dataset.as_numpy_iterator()] for _ in range(2)]
+    stock = rows().take(30)
+    assert given == [[batch.tolist() for batch in stock.as_numpy_iterator()] for _ in range(2)]
+    report = dataset.close()
+    assert report["whole"]["steps"] == 59 and report["frozen"] is None and Restless.resizes >= 20
+
+
 def test_an_epoch_ends_as_with_the_stock_iterator() -> None:
     dataset = live(rows().take(3), **EAGER)
     iterator = iter(dataset)

@@ -161,7 +161,12 @@ def _class_for(kind: type) -> type[Live]:
     # Whoever makes a loader again, with another sampler, asks `__init__` for its arguments first.
     own = {"__slots__": (), "__new__": another, "__init__": kind.__init__, "__module__": __name__}  # type: ignore[misc]
     # Many ask a type what it can do, so it has of these what the user's has.
-    more = {"__next__": _next, "__getitem__": lambda itself, key: itself._loader[key]}
+    more = {
+        "__next__": _next,
+        "__getitem__": lambda itself, key: itself._loader[key],
+        # The one method of a dataset that is a loop: it begins with `iter()` of what it is asked of.
+        "as_numpy_iterator": lambda itself: kind.as_numpy_iterator(itself),  # type: ignore[attr-defined]
+    }
     return type("Live", (Live,), own | {name: method for name, method in more.items() if hasattr(kind, name)})
 
 
