@@ -90,6 +90,19 @@ def test_batches_in_numpy_are_tuned_and_counted_as_well() -> None:
     assert report["whole"]["steps"] == 59 and report["frozen"] is None and Restless.resizes >= 20
 
 
+def test_random_numbers_drawn_in_turn_are_those_of_stock() -> None:
+    def drawn(dataset: Any) -> Any:
+        return dataset.map(lambda x: x + tf.random.uniform([4], 0, 1000, tf.int64, seed=1), num_parallel_calls=1)
+
+    def run(make: Any) -> list[list[int]]:
+        tf.random.set_seed(3)
+        dataset = make(drawn(rows().take(30)).map(lambda x: x * 2, num_parallel_calls=2))
+        return [first(batch) for _ in range(3) for batch in dataset]
+
+    assert run(lambda dataset: live(dataset, **EAGER)) == run(lambda dataset: dataset)
+    assert Restless.resizes >= 20
+
+
 def test_an_epoch_ends_as_with_the_stock_iterator() -> None:
     dataset = live(rows().take(3), **EAGER)
     iterator = iter(dataset)

@@ -12,7 +12,18 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 from tensorflow.python.data.ops import debug_mode  # noqa: E402
 
-from benchmarks.tfdata_kinds import FILES, KINDS, LENGTHS, OFFSET, elements, parse, python, rows, ten  # noqa: E402
+from benchmarks.tfdata_kinds import (  # noqa: E402
+    FILES,
+    KINDS,
+    LENGTHS,
+    OFFSET,
+    WORDS,
+    elements,
+    parse,
+    python,
+    rows,
+    ten,
+)
 from intune_callbacks import live  # noqa: E402
 from intune_callbacks.pipelines.tf import build as tf_build  # noqa: E402
 from intune_callbacks.pipelines.tf import graph as tf_graph  # noqa: E402
@@ -103,6 +114,19 @@ def test_sequential_map_is_made_parallel_only_without_state_and_with_leave() -> 
     assert names(rows().map(parse).prefetch(1).with_options(options)) == ["prefetch"]
     # What is only watched is made parallel by TensorFlow itself.
     assert names(rows().map(parse).prefetch(1), live=False) == ["parse", "prefetch"]
+
+
+def test_one_call_at_a_time_stays_one_where_more_would_change_the_results() -> None:
+    counter = tf.Variable(0, dtype=tf.int64)
+    for function in (lambda x: counter.assign_add(x), lambda x: x + tf.random.uniform([], 0, 2, tf.int64, seed=1)):
+        for is_live in (True, False):
+            found = rewrite(rows().map(function, num_parallel_calls=1).shuffle(3).prefetch(1), "key", live=is_live)
+            assert [stage.name for stage in found.stages] == ["prefetch"]
+            assert "num_parallel_calls=1 and stays so" in found.notes[0]
+        assert names(rows().map(function, num_parallel_calls=1).batch(2)) == []  # one node in TensorFlow's graph, too
+        assert names(rows().map(function, num_parallel_calls=2).prefetch(1)) == ["map", "prefetch"]
+    reading = (python, lambda x: x + OFFSET, lambda x: WORDS.lookup(x))
+    assert all(len(names(rows().map(function, num_parallel_calls=1).prefetch(1))) == 2 for function in reading)
 
 
 def test_a_file_of_rows_that_is_read_alone_keeps_its_reader(tmp_path: Path) -> None:

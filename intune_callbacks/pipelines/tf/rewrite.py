@@ -20,7 +20,7 @@ from intune_callbacks.pipelines.tf.node import attr, functions_of
 from intune_callbacks.pipelines.tf.noops import leave_out_noops
 from intune_callbacks.pipelines.tf.objects import is_wanted
 from intune_callbacks.pipelines.tf.order import OPEN, free_of_order, open_more
-from intune_callbacks.pipelines.tf.stage import KNOBS, GraphStage, Kind, buffered_each, capacity_of
+from intune_callbacks.pipelines.tf.stage import KNOBS, GraphStage, Kind, buffered_each, capacity_of, in_turn
 from intune_callbacks.types import Hint
 
 __all__ = ["Rewritten", "rewrite"]
@@ -114,7 +114,7 @@ class _Edit:
                 self.reach(node, stage)
             elif self.counts and "output_types" in node.attr and functions_of(node):
                 # Else its function would compute on, and be counted for, the workers of the next stage.
-                self.insert_stage(node.name, "")
+                self.insert_stage(self.graph.consumers(node.name)[0].name if self.fuses(node) else node.name, "")
         prefetch = self.missing_prefetch()
         if prefetch is not None:
             stages.append(prefetch)
@@ -124,9 +124,10 @@ class _Edit:
     def stage(self, node: Any) -> GraphStage | None:
         kind, argument = KNOBS.get(node.op, (None, ""))
         value = self.graph.number(node, argument) if kind else None
-        if kind is None or value is None:
+        if kind is None or value is None or (kind == "prefetch" and value == 0):  # with a depth that had a thread
             return None
-        if kind == "prefetch" and value == 0:  # it passes elements on; with a depth it would have a thread
+        if why := in_turn(self.graph, node, kind, value):
+            self.notes.append(why)
             return None
         name = self.unique(self.graph.function_name(node, kind) if kind in ("map", "interleave") else kind)
         high = self.graph.number(node, "cycle_length")

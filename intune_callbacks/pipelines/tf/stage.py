@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from intune_callbacks.pipelines.tf.graph import DatasetGraph
+from intune_callbacks.pipelines.tf.graph import HARMLESS, DatasetGraph
 
-__all__ = ["KNOBS", "GraphStage", "Kind", "buffered_each", "capacity_of", "live_numbers"]
+__all__ = ["KNOBS", "GraphStage", "Kind", "buffered_each", "capacity_of", "in_turn", "live_numbers"]
 
 Kind = Literal["map", "interleave", "batch", "prefetch"]
 KNOBS: dict[str, tuple[Kind, str]] = {
@@ -20,6 +20,11 @@ KNOBS: dict[str, tuple[Kind, str]] = {
     "ParallelInterleaveDatasetV4": ("interleave", "num_parallel_calls"),
     "ParallelBatchDataset": ("batch", "num_parallel_calls"),
     "PrefetchDataset": ("prefetch", "buffer_size"),
+}
+# In several calls at once they give what they give in turn; those of Python are the user's word, as `num_workers=1` is.
+ALIKE = HARMLESS | {
+    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp"),
+    *("LookupTableFindV2", "LookupTableSizeV2", "PyFunc", "EagerPyFunc"),
 }
 
 
@@ -69,6 +74,17 @@ class GraphStage:
         if self.kind == "map" and 0 < threads < self.value and not self.unbounded:
             remarks.append(f"was {self.value} on {threads} threads: options.threading.private_threadpool_size too")
         return f"{code}  # {'; '.join(remarks)}" if remarks else code
+
+
+def in_turn(graph: DatasetGraph, node: Any, kind: Kind, value: int) -> str:
+    """Return why a map's one call at a time stays one, empty where it need not: its results would be others."""
+    if kind != "map" or value != 1 or not graph.is_stateful(node, ALIKE):
+        return ""
+    name = graph.function_name(node, "lambda")
+    return (
+        f"map({name}) has num_parallel_calls=1 and stays so, as {name} draws random numbers or changes a state, and "
+        "more calls at once would change its results: num_parallel_calls=tf.data.AUTOTUNE makes it live if they may"
+    )
 
 
 def buffered_each(graph: DatasetGraph, node: Any) -> int:
