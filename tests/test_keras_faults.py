@@ -112,6 +112,20 @@ def test_a_keras_that_looks_otherwise_is_reported(monkeypatch: pytest.MonkeyPatc
     assert "loss" in history
 
 
+def test_a_loop_that_calls_the_callbacks_itself_is_told_what_to_write() -> None:
+    callback = InTuneCallback(**EAGER)
+    callbacks = keras.callbacks.CallbackList([callback], model=compiled())
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    for batch in range(3):
+        callbacks.on_train_batch_begin(batch)
+        callbacks.on_train_batch_end(batch)
+    callbacks.on_epoch_end(0, {})
+    callbacks.on_train_end()
+    assert "live(dataset)" in callback.report["next"] and "version" not in callback.report["next"]
+    assert callback.report["frozen"] is None
+
+
 MIRRORED = """
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]

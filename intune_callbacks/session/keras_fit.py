@@ -75,7 +75,7 @@ class Fit(TunedFit):
         iterator, callbacks = from_fit(frame)
         put_first(callbacks, callback)
         self._bar = Bar(callbacks)
-        self.why = why_not(iterator)
+        self.why = why_not(iterator, frame)
         if not self.why:
             with self.guarded("the first look at the training data"):
                 self.data = TrainData(iterator)

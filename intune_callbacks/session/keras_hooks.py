@@ -15,6 +15,10 @@ __all__ = ["GIVE_OTHER", "NO_PYDATASET", "Fetches", "TrainData", "batch_rows", "
 
 GIVE_OTHER = "give model.fit a tf.data.Dataset or a torch DataLoader to have it tuned"
 NO_PYDATASET = "this version of Keras keeps the workers of a PyDataset where InTune does not find them"
+OWN_LOOP = (
+    "no model.fit of Keras has called this callback, and a loop of your own tells it of no data; "
+    "let the loop go over live(dataset) to have it tuned (from intune_callbacks import live)"
+)
 _MISSING = object()
 
 
@@ -34,10 +38,19 @@ def from_fit(frame: FrameType | None) -> tuple[Any, Any]:
     return None, None
 
 
-def why_not(epoch_iterator: Any) -> str:
-    """Return why nothing of a fit can be measured; empty where it can."""
+def why_not(epoch_iterator: Any, frame: FrameType | None) -> str:
+    """Return why nothing of a fit can be measured; empty where it can.
+
+    Args:
+        epoch_iterator: as `from_fit` has found it.
+        frame: that of the callback's caller.
+    """
     if epoch_iterator is None:
-        return "this version of Keras keeps its data where InTune does not find it; nothing is tuned"
+        while frame is not None:
+            if frame.f_code.co_name == "fit" and str(frame.f_globals.get("__name__")).startswith("keras."):
+                return "this version of Keras keeps its data where InTune does not find it; nothing is tuned"
+            frame = frame.f_back
+        return OWN_LOOP
     if "_get_iterator" in vars(epoch_iterator):
         # Two of our operations behind one stage would set the number of the same kernel, and one inside its own lock.
         return "another InTuneCallback of this fit has the data; one is enough"
