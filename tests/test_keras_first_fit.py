@@ -96,6 +96,15 @@ def test_a_fit_goes_on_while_the_operations_are_compiled_and_is_tuned_from_the_n
     assert "are live" in report["pipeline"]
 
 
+def test_each_epoch_logs_the_same_keys(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of one length, as `pandas.DataFrame(history.history)` asks for."""
+    monkeypatch.setattr(fit, "COMPILE_AFTER_S", 0.0)
+    callbacks = [InTuneCallback(**EAGER), Leave(compiler)]
+    history = make_model().fit(rows(), epochs=EPOCHS, callbacks=callbacks, verbose=0).history
+    assert callbacks[0].report["stages"]
+    assert {key: len(values) for key, values in history.items()} == dict.fromkeys(history, EPOCHS)
+
+
 class Noting(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
     """Sees whether anybody compiles during the fit."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import math
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
@@ -61,6 +62,7 @@ class Fit(TunedFit):
         self._epoch = StepTotals()
         self._epoch_steps = self._epoch_samples = 0
         self._epoch_exposed_s = 0.0
+        self._keys: tuple[str, ...] = ()
         self._finalizer: Any = None
         self._closed = False
 
@@ -151,7 +153,10 @@ class Fit(TunedFit):
         for name, reading in counters.items():
             logged[f"intune/queue_fill/{name}"] = min(1.0, _ratio(reading.queued, reading.capacity))
         self._epoch, self._epoch_steps, self._epoch_samples = totals, steps, samples
-        return logged
+        # Those of a later epoch may be others, as of stages that could be tuned from then on only: columns of several
+        # lengths, of which pandas makes no table.
+        self._keys = self._keys or tuple(logged)
+        return {key: logged.get(key, math.nan) for key in self._keys}
 
     def close(self, show_card: bool) -> None:
         """Undo every hook, stop every pool, and make the report; a second call does nothing."""
