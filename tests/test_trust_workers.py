@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,27 @@ def test_the_last_worker_dying_on_the_last_item_ends_the_epoch() -> None:
         next(stage)
     with pytest.raises(StopIteration):
         next(stage)
+    end(stage)
+
+
+def in_two_halves(path: Path) -> int:
+    with path.open("w") as file:
+        file.write("the one half,")
+        file.flush()
+        time.sleep(1.5)
+        file.write(" the other")
+    return os.getpid()
+
+
+def test_a_worker_in_the_middle_of_an_item_ends_it_when_nobody_wants_it_any_more(tmp_path: Path) -> None:
+    """It was killed within half a second: half a file stayed in the dataset's cache, or a lock was held for ever."""
+    stage = stage_of(in_two_halves, [tmp_path / "first", tmp_path / "second"], workers=2, window=2)
+    assert stage.pool is not None
+    workers = set(stage.pool.pids)
+    assert eventually(lambda: all((tmp_path / name).exists() for name in ("first", "second")))
+    assert stage.close()
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"the one half, the other"}
+    assert stage.pool.idle == 2 and set(stage.pool.pids) == workers
     end(stage)
 
 

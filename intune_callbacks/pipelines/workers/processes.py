@@ -182,7 +182,7 @@ class ProcessPool:
             if child.failed is not None:
                 raise child.failed
             child.wire.write(task)
-            ok, value, rest = child.wire.receive(lambda: child.process.is_alive() and not cancelled())
+            ok, value, rest = child.wire.receive(child.awaited(cancelled))
         except (EOFError, ConnectionError) as error:
             child.usable = False
             if cancelled():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +19,9 @@ __all__ = ["READY_S", "Child", "RemoteTraceback", "Told", "interrupts_wait", "is
 READY_S = 0.05
 # A process that has ended shows at its pipe within half a second (`wire.POLL_MS`).
 GREETED_S = 2.0
+# What torch gives its workers (`MP_STATUS_CHECK_INTERVAL`): one that is ended at once leaves half a file behind it, or
+# holds a lock for ever.
+GRACE_S = 5.0
 
 
 class RemoteTraceback(Exception):
@@ -113,6 +117,18 @@ class Child:
             while not told.is_known.wait(READY_S) and self.usable and self.process.is_alive():
                 pass
             self.ready.set()
+
+    def awaited(self, cancelled: Callable[[], bool]) -> Callable[[], bool]:
+        """Return what says whether its answer may still come, also, for a while, when nobody wants it any more."""
+        until_s: float | None = None
+
+        def may_come() -> bool:
+            nonlocal until_s
+            if until_s is None and cancelled():
+                until_s = time.monotonic() + GRACE_S
+            return self.process.is_alive() and (until_s is None or time.monotonic() < until_s)
+
+        return may_come
 
     def has_let_go(self) -> bool:
         """Wait, at most two seconds, until no thread reads the pipe of this ended process any more."""
