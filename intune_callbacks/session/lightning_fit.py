@@ -14,7 +14,7 @@ from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit
-from intune_callbacks.session.lightning_hooks import FetchHooks, TrainLoaders
+from intune_callbacks.session.lightning_hooks import BarField, FetchHooks, TrainLoaders
 from intune_callbacks.session.loaders import found_in
 from intune_callbacks.session.metrics import metrics
 from intune_callbacks.session.samples import Samples
@@ -39,6 +39,7 @@ class Fit(TunedFit):
         self._samples = Samples()
         self.loaders = TrainLoaders(trainer.fit_loop, self._found_in)
         self.hooks = FetchHooks(trainer.fit_loop.epoch_loop, self._before_fetch, self._after_fetch)
+        self.bar = BarField()
         self.why: tuple[str, ...] = ()
         self.hints: tuple[Hint, ...] = ()
         self._no_wait: str | None = None
@@ -98,7 +99,7 @@ class Fit(TunedFit):
 
     def close(self, show_card: bool) -> dict[str, Any]:
         """Undo every hook, stop every pool, and return the report."""
-        for end in (self._check_last, self.hooks.detach, self.loaders.detach, self.loaders.close):
+        for end in (self._check_last, self.bar.detach, self.hooks.detach, self.loaders.detach, self.loaders.close):
             with self.guarded("the end of the fit"):
                 end()
         note = "; ".join([self._no_wait] if self._no_wait is not None else self.why)
@@ -138,7 +139,7 @@ class Fit(TunedFit):
     def publish(self, seen: Observation) -> None:
         trainer = self.trainer
         # A string: self.log() takes numbers only, and would cost something at each step.
-        trainer.progress_bar_metrics["in"] = self.waited
+        self.bar.show(getattr(trainer, "progress_bar_callback", None), self.waited)
         step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
         for logger in trainer.loggers:
             separator = getattr(logger, "group_separator", "/")

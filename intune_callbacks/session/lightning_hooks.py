@@ -13,8 +13,9 @@ from intune_callbacks.session.loaders import hints_of, let_go, pipeline_of, reas
 from intune_callbacks.session.samples import batch_size_of
 from intune_callbacks.types import Hint
 
-__all__ = ["FetchHooks", "TrainLoaders"]
+__all__ = ["BarField", "FetchHooks", "TrainLoaders"]
 
+FIELD = "in"
 _FETCH_HOOKS = ("_on_before_fetch", "_on_after_fetch")
 
 
@@ -65,6 +66,47 @@ class FetchHooks:
             if vars(self._loop).get(name) is hook:
                 delattr(self._loop, name)
         self._installed = {}
+
+
+class BarField:
+    """A text on the progress bar of a Trainer.
+
+    Not among ``trainer.progress_bar_metrics``: those are numbers, and people's callbacks compute with all of them.
+    """
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._installed: Callable[..., Any] | None = None
+        self._before: Any = None
+        self._text: str | None = None
+
+    def show(self, bar: Any, text: str | None) -> None:
+        """Show the text from now on.
+
+        Args:
+            bar: the Trainer's `progress_bar_callback`, None where it has none.
+        """
+        self._text = text
+        stock = getattr(bar, "get_metrics", None)
+        if self._bar is bar or not callable(stock):
+            return
+        self.detach()
+
+        def get_metrics(*given: Any, **named: Any) -> Any:
+            shown = stock(*given, **named)
+            return {**shown, FIELD: self._text} if isinstance(shown, Mapping) else shown
+
+        self._bar, self._installed, self._before = bar, get_metrics, vars(bar).get("get_metrics")
+        bar.get_metrics = get_metrics
+
+    def detach(self) -> None:
+        """Give the bar its own method back."""
+        bar, self._bar = self._bar, None
+        if bar is not None and vars(bar).get("get_metrics") is self._installed:
+            if self._before is None:
+                del bar.get_metrics
+            else:
+                bar.get_metrics = self._before
 
 
 class TrainLoaders:
