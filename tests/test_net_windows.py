@@ -126,6 +126,21 @@ def test_what_failed_and_was_the_best_when_it_was_tried_again_is_kept() -> None:
     assert back is not None and back.allocation == {"load": 8}
 
 
+def test_a_model_that_becomes_slower_all_the_time_does_not_lead_to_and_fro() -> None:
+    net, workers, tries = Net(), 4, 0
+    for second in range(300):
+        batches = round(4000 * 0.995**second)
+        window(net, workers, batches, batches)
+        back, again = net.back(), net.again()
+        if back is not None:
+            workers = back.allocation["load"]
+            net.changed(back.allocation)
+        elif second == 30 or again is not None:
+            workers, tries = 8, tries + 1
+            net.changed({"load": 8})
+    assert 1 <= tries <= 6
+
+
 def test_unequal_items_do_not_excuse_a_lasting_loss() -> None:
     net = Net()
     for _ in range(12):

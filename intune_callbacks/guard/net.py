@@ -280,9 +280,9 @@ class Net:
         if suspect is now:  # tried again, and now it is the best
             self.permit.acquitted(suspect.allocation)
         elif math.exp(median(self._since)) + now.start_s / now.epoch_batches > suspect.batch_s / (1.0 + LEAST_MARGIN):
-            self.permit.acquitted(suspect.allocation)
-            suspect.logs.clear()
-            self._again = suspect.allocation, "tried again: the machine was slow meanwhile"
+            if self.permit.acquitted(suspect.allocation):
+                suspect.logs.clear()
+                self._again = suspect.allocation, "tried again: the machine was slow meanwhile"
         elif half := self.permit.half_way(suspect.allocation, now.allocation):
             self._again = half, "half as far as what failed"
 

@@ -16,6 +16,9 @@ LEAVE_WAIT, LEAVE_FETCH_S = 0.10, 0.005
 costs half a ms of CPU, see docs/adr/0015-a-net-under-every-policy.md."""
 MOST_FAILS = 2
 """After so many failures upwards a stage stays at the best value measured. A choice: all the way, and half of it."""
+ACQUITTED_S = 10.0
+"""Seconds after a failure was taken back before the next one of that allocation may be, then twice as long each time. A
+choice: a few trials, and the stalls of a machine that has several."""
 EARNED_BACK = 2.0
 """How often a trial has to be able to earn back the time it takes. A choice: one in two is expected to fail."""
 SHORT_OF_CPUS = 0.8
@@ -42,6 +45,8 @@ class Permit:
         self._most_cpus = 0.0
         self._highest: Allocation = {}
         self._fails: dict[str, int] = {}
+        # Allocation -> when its failure may be taken back again, and how long after that the next time.
+        self._acquitted: dict[tuple[tuple[str, int], ...], tuple[float, float]] = {}
 
     def begin(self, stages: tuple[Stage, ...]) -> bool:
         """Take the values of `stages` for the user's own; False if these stages are known already."""
@@ -68,12 +73,21 @@ class Permit:
         highest = {name: self._highest.get(name, value) for name, value in allocation.items()}
         return {name: min(value, highest[name]) for name, value in allocation.items() if highest[name] > best[name]}
 
-    def acquitted(self, allocation: Allocation) -> None:
-        """Take a failure back: the machine was slow, not the allocation."""
+    def acquitted(self, allocation: Allocation) -> bool:
+        """Take a failure back, for the machine was slow and not the allocation; False where that comes too soon again.
+
+        Where a model becomes slower all the time, each trial gives less than the best has given, and so does that then.
+        """
+        key = tuple(sorted(allocation.items()))
+        again_s, pause_s = self._acquitted.get(key, (0.0, ACQUITTED_S))
+        if self.wall_s < again_s:
+            return False
+        self._acquitted[key] = self.wall_s + pause_s, 2.0 * pause_s
         for name in allocation:
             if self._fails.get(name, 0):
                 self._fails[name] -= 1
                 self._highest.pop(name, None)
+        return True
 
     def grant(self, wanted: Allocation, seen: Observation) -> tuple[Allocation, str]:
         """Return the part of a policy's wish that may be tried, and why the rest may not."""
