@@ -76,9 +76,7 @@ class BarField:
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._installed: Callable[..., Any] | None = None
-        self._before: Any = None
-        self._text: str | None = None
+        self._installed: _WithField | None = None
 
     def show(self, bar: Any, text: str | None) -> None:
         """Show the text from now on.
@@ -86,27 +84,34 @@ class BarField:
         Args:
             bar: the Trainer's `progress_bar_callback`, None where it has none.
         """
-        self._text = text
-        stock = getattr(bar, "get_metrics", None)
-        if self._bar is bar or not callable(stock):
-            return
-        self.detach()
-
-        def get_metrics(*given: Any, **named: Any) -> Any:
-            shown = stock(*given, **named)
-            return {**shown, FIELD: self._text} if isinstance(shown, Mapping) else shown
-
-        self._bar, self._installed, self._before = bar, get_metrics, vars(bar).get("get_metrics")
-        bar.get_metrics = get_metrics
+        if self._bar is not bar:
+            self.detach()
+            if callable(getattr(bar, "get_metrics", None)):
+                self._bar, self._installed = bar, _WithField(bar)
+                bar.get_metrics = self._installed
+        if self._installed is not None:
+            self._installed.text = text
 
     def detach(self) -> None:
         """Give the bar its own method back."""
-        bar, self._bar = self._bar, None
-        if bar is not None and vars(bar).get("get_metrics") is self._installed:
-            if self._before is None:
-                del bar.get_metrics
-            else:
-                bar.get_metrics = self._before
+        bar, installed, self._bar, self._installed = self._bar, self._installed, None, None
+        if installed is None or vars(bar).get("get_metrics") is not installed:
+            return
+        del bar.get_metrics
+        if installed.before is not None:
+            bar.get_metrics = installed.before
+
+
+class _WithField:
+    """In place of a bar's `get_metrics`; not a function in a function, for bars are copied and pickled."""
+
+    def __init__(self, bar: Any) -> None:
+        self.stock, self.before = bar.get_metrics, vars(bar).get("get_metrics")
+        self.text: str | None = None
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        shown = self.stock(*given, **named)
+        return {**shown, FIELD: self.text} if isinstance(shown, Mapping) else shown
 
 
 class TrainLoaders:
