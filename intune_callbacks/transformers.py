@@ -139,13 +139,14 @@ class InTuneCallback(BaseCallback, _Callback):
         """A resumed epoch runs on a loader that the Trainer makes behind `on_epoch_begin`, and tells nobody of."""
         module: Any = _trainer
         stock = getattr(module, "skip_first_batches", None)
-        if stock is None:
+        if stock is None or self._fit is None:
             return
-        fit = self._fit
+        # Weak, both: where the first batch raises, nobody takes this back before the loader is gone.
+        held, watching = weakref.ref(train_dataloader), weakref.ref(self._fit)
 
         def skip_first_batches(loader: Any, *args: Any, **kwargs: Any) -> Any:
-            skipped = stock(loader, *args, **kwargs)
-            if loader is train_dataloader and fit is not None:
+            skipped, fit = stock(loader, *args, **kwargs), watching()
+            if fit is not None and loader is held():
                 try:
                     fit.instead(skipped)
                 except Exception as error:
@@ -154,13 +155,12 @@ class InTuneCallback(BaseCallback, _Callback):
 
         self._skip = module, skip_first_batches, stock
         module.skip_first_batches = skip_first_batches
+        weakref.finalize(train_dataloader, _give_back, *self._skip)
 
     def _give_skipping_back(self) -> None:
         if self._skip is not None:
-            module, ours, stock = self._skip
+            _give_back(*self._skip)
             self._skip = None
-            if module.skip_first_batches is ours:
-                module.skip_first_batches = stock
 
     def _close(self, show_card: bool) -> None:
         self._give_skipping_back()
@@ -169,3 +169,8 @@ class InTuneCallback(BaseCallback, _Callback):
             self.intune = fit.state_dict()
             fit.close(show_card)
             self.report = fit.report
+
+
+def _give_back(module: Any, ours: Any, stock: Any) -> None:
+    if module.skip_first_batches is ours:
+        module.skip_first_batches = stock

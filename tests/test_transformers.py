@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import pickle
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,24 @@ def test_after_an_error_nothing_outlives_the_trainer(tmp_path: Path) -> None:
         gc.collect()
         time.sleep(0.1)
     assert not multiprocessing.active_children()
+
+
+def test_an_error_in_the_first_batch_leaves_nothing(tmp_path: Path) -> None:
+    class Bad(Slow):
+        def __getitem__(self, index: int) -> Any:
+            raise KeyError(index)
+
+    def train() -> Any:
+        made = trainer(tmp_path, [InTuneCallback(show_card=False, **EAGER)], Bad())
+        with pytest.raises(KeyError):
+            made.train()
+        return weakref.ref(made.callback_handler.train_dataloader)
+
+    skip = transformers.trainer.skip_first_batches
+    loader = train()
+    gc.collect()
+    assert loader() is None
+    assert transformers.trainer.skip_first_batches is skip
 
 
 def test_figures_reach_the_loggers_and_not_the_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
