@@ -113,6 +113,38 @@ def test_what_cannot_be_sent_is_an_error_in_its_place() -> None:
     end(stage)
 
 
+class Locked(Exception):
+    """Holds what cannot be pickled, as the errors of clients of object stores hold a response."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.lock = threading.Lock()
+
+
+class Two(Locked):
+    def __init__(self, place: int, words: str) -> None:
+        super().__init__(f"{place}: {words}")
+
+
+def errs(i: int) -> int:
+    if i == 1:
+        raise Locked("a row that is to be skipped")
+    if i == 2:
+        raise Two(2, "rows")
+    return i
+
+
+def test_an_error_that_cannot_be_sent_is_of_its_kind_in_its_place_as_in_stock() -> None:
+    stage = stage_of(errs, range(4), workers=1, window=4)
+    assert next(stage) == 0
+    with pytest.raises(Locked, match="a row that is to be skipped"):
+        next(stage)
+    with pytest.raises(RuntimeError, match="Two: 2: rows"):  # torch, too, makes it of its words alone, or this
+        next(stage)
+    assert next(stage) == 3
+    end(stage)
+
+
 # -- the end of workers ----------------------------------------------------------------------------------------------
 
 

@@ -118,12 +118,27 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _portable(error: Exception) -> tuple[Exception, str]:
+class _Told:
+    """An error as torch tells it: its kind, made anew with its words.
+
+    Args:
+        error: as it was caught; what it holds stays here.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._kind, self._words = type(error), str(error)
+
+    def __reduce__(self) -> Any:
+        return self._kind, (self._words,)
+
+
+def _portable(error: Exception) -> tuple[Any, str]:
     """Return the error in a form that survives the pipe, and its traceback as text."""
     text = "".join(traceback.format_exception(error))
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = RuntimeError(f"{type(error).__name__}: {error}")
     error.__cause__ = error.__context__ = None
-    return error.with_traceback(None), text
+    for form in (lambda: error.with_traceback(None), lambda: _Told(error)):
+        with suppress(Exception):
+            portable: Any = form()
+            if isinstance(pickle.loads(pickle.dumps(portable)), Exception):
+                return portable, text
+    return RuntimeError(f"{type(error).__name__}: {error}"), text
