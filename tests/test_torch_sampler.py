@@ -199,6 +199,40 @@ def test_the_card_says_that_the_sampler_keeps_workers_away() -> None:
     assert report["cause"].startswith("Drawing draws from the global random state")
 
 
+class Counted(Batches):
+    """Is iterated over to be counted, as those that fill batches with tokens."""
+
+    asked, takes_s = 0, 0.0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rows = torch.randperm(ROWS).tolist() + random.sample(range(ROWS), 8) + np.random.permutation(ROWS)[:8].tolist()
+        yield from (rows[first : first + 4] for first in range(0, len(rows), 4))
+
+    def __len__(self) -> int:
+        self.asked += 1
+        time.sleep(self.takes_s)
+        return sum(1 for _ in self)
+
+
+def test_who_asks_for_the_length_moves_no_random_state(restless: type[Restless]) -> None:
+    random.seed(0)
+    expected, _ = trained(Counted(), epochs=3)
+    random.seed(0)
+    seen, report = trained(Counted(), lambda loader: live(loader, **EAGER), epochs=3)
+    assert seen == expected
+    assert report["frozen"] is None and restless.resizes > 1
+
+
+def test_a_length_that_takes_long_is_seldom_asked_for() -> None:
+    """It was asked for twice at each decision."""
+    sampler = Counted()
+    sampler.takes_s = 0.02
+    pipeline: Any = find(DataLoader(Rows(), batch_sampler=sampler, num_workers=2)).pipeline
+    for _ in range(100):
+        pipeline.stages()
+    assert 1 <= sampler.asked < 20
+
+
 def test_a_loader_without_workers_reads_nothing_ahead() -> None:
     sampler = Hard()
     loader = DataLoader(Rows(), batch_sampler=sampler)

@@ -18,7 +18,6 @@ __all__ = [
     "hints_of",
     "leave",
     "left_of",
-    "length_of",
     "let_go",
     "look_for",
     "pipeline_of",
@@ -96,14 +95,6 @@ def left_of(loaders: Sequence[Any]) -> dict[str, Any]:
     with suppress(TypeError):
         return _left.get(loaders[0], {}) if len(loaders) == 1 else {}
     return {}
-
-
-def length_of(loader: Any) -> int | None:
-    """Return the batches of an epoch, None where the loader does not say."""
-    try:
-        return len(loader)
-    except Exception:  # of a loader without a length, TypeError or what its author chose
-        return None
 
 
 def let_go(loader: Any, found: Found) -> Found:

@@ -13,13 +13,13 @@ from typing import Any
 from intune_callbacks.measure.device import cuda_wait
 from intune_callbacks.measure.wait import StepTimer, StepTotals
 from intune_callbacks.pipelines.base import Combined
+from intune_callbacks.pipelines.length import length_of
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit
 from intune_callbacks.session.loaders import (
     hints_of,
     leave,
     left_of,
-    length_of,
     let_go,
     look_for,
     pipeline_of,

@@ -15,9 +15,10 @@ from intune_callbacks.pipelines.base import give_back
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.hold import Hold
+from intune_callbacks.pipelines.length import Length
 from intune_callbacks.pipelines.torch.carry import Carry
 from intune_callbacks.pipelines.torch.reach import dataset_of
-from intune_callbacks.pipelines.torch.sampler import SamplerWatch
+from intune_callbacks.pipelines.torch.sampler import SamplerWatch, is_settled
 from intune_callbacks.pipelines.torch.stock import Numbered, going_on
 from intune_callbacks.pipelines.torch.workers import Fetch, Start, context_of, pin
 from intune_callbacks.pipelines.watched import Watch
@@ -58,6 +59,7 @@ class Engines:
         self.counters = Counters()
         self.watch = Watch(loader.num_workers, self.window, clock, self.counters)
         self._ahead = (loader.prefetch_factor or 0) * loader.num_workers
+        self._length = Length(loader._index_sampler, is_settled(loader._index_sampler))
         self.sampling = SamplerWatch(loader, self._ahead, self._depends, self._period())
         self.startup = Startup()
         self.stock_startup = Startup()
@@ -260,10 +262,7 @@ class Engines:
 
     def length(self) -> int | None:
         """Return the batches of an epoch, None if the sampler does not know."""
-        try:
-            return len(self.loader._index_sampler)
-        except Exception:  # of a sampler without a length, TypeError or what its author chose (PyTorch Geometric)
-            return None
+        return self._length.now()
 
 
 def pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.torch.reach import dataset_of
 
-__all__ = ["SamplerWatch"]
+__all__ = ["SamplerWatch", "is_settled"]
 
 SETTLED = frozenset({"torch", "torchdata", "lightning", "lightning_fabric", "pytorch_lightning", "accelerate"})
 """Packages whose samplers settle an epoch at its start, if those in them do."""
@@ -130,6 +130,11 @@ class Pulls:
         item, self._left = self._watch.pull(self._pulls, self._done, left)
         self._done += 1
         return item
+
+
+def is_settled(sampler: Any) -> bool:
+    """Return whether a sampler and all inside it are lists, or of packages that are known."""
+    return all(_is_settled(part) for part in _nest(sampler))
 
 
 def _nest(sampler: Any) -> Iterator[Any]:
