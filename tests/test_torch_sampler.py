@@ -29,6 +29,7 @@ from training_samplers import (  # noqa: E402
     Hard,
     Prioritized,
     Quiet,
+    Resumable,
     Rows,
     Waiting,
     trained,
@@ -54,6 +55,23 @@ def test_its_batches_are_those_of_the_stock_loader(
     assert restless.resizes > 1
     (hint,) = [hint["what"] for hint in report["hints"] if make.__name__ in hint["what"]]
     assert "4 batches are in flight" in hint
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_goes_into_a_checkpoint_is_how_far_stock_has_read(inside: bool, restless: type[Restless]) -> None:
+    class Outer(Batches):
+        def __init__(self, sampler: Resumable) -> None:
+            self.sampler, self.step = sampler, sampler.step  # type: ignore[method-assign]
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter(self.sampler)
+
+    stock, ours = Resumable(), Resumable()
+    expected, _ = trained(Outer(stock) if inside else stock, epochs=3)
+    seen, report = trained(Outer(ours) if inside else ours, lambda loader: live(loader, **EAGER), epochs=3)
+    assert (seen, ours.saved) == (expected, stock.saved)
+    assert restless.resizes > 1
+    assert any(hint["what"].startswith("Resumable has a `state_dict`") for hint in report["hints"])
 
 
 @pytest.mark.parametrize("make", [Drawing, Prioritized])

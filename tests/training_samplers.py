@@ -115,6 +115,23 @@ class Shared(Batches):
         return iter(BatchSampler(self.rows, 4, False))
 
 
+class Resumable(Batches):
+    """Goes on where it was when a checkpoint was written."""
+
+    def __init__(self) -> None:
+        self.read, self.saved = 0, list[int]()
+
+    def four(self) -> Any:
+        self.read += 1
+        return range(4 * self.read % ROWS, 4 * self.read % ROWS + 4)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+    def step(self, rows: list[int]) -> None:
+        self.saved.append(self.state_dict()["read"])
+
+
 class Quiet(Batches):
     """Draws from a state of its own; nobody changes it."""
 

@@ -1,4 +1,4 @@
-"""Samplers whose next index depends on the training: they are read no further ahead than a stock loader reads."""
+"""Samplers whose next index depends on the training, or whose place does not stay theirs: read ahead as in stock."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ SHARE = 0.01
 """Of the time, most that later looks take: a curriculum may begin at any step. A choice."""
 
 DRAWS = "draws from the global random state, as the training may"
+KEEPS = "has a `state_dict`, which says how far it was read"
 CHANGED = "gives what the training lets it: its values changed between two batches"
 
 
@@ -54,10 +55,12 @@ class SamplerWatch:
         parts = list(_nest(self._sampler))
         given = (loader.generator, *(getattr(part, "generator", None) for part in parts))
         self._generators = [one for one in given if isinstance(one, torch.Generator)]
-        self._open = [part for part in parts if not (_is_settled(part) or (period and _only_repeats(part)))]
+        keeping = [part for part in parts if callable(getattr(type(part), "state_dict", None))]
+        self._open = keeping or [part for part in parts if not (_is_settled(part) or (period and _only_repeats(part)))]
         self._is_settled, self._period = not self._open, period
         self._looks, self._due_s = 0, 0.0
-        self.why, self.is_off = "", False
+        # A checkpoint holds how far it was read, and a resumed training begins there.
+        self.why, self.is_off = KEEPS if keeping else "", False
 
     @property
     def is_held(self) -> bool:
