@@ -29,7 +29,11 @@ def test_a_run_that_memory_made_slower_is_not_told_to_take_its_own_numbers_again
 
 
 def test_a_slower_run_whose_numbers_are_back_is_not_blamed_on_them() -> None:
-    report = build_report(slowed(current=8))
+    summary = slowed(current=8)
+    change = {"before": {"decode": 8}, "applied": True, "vetoes": [], "effect": None, "reason": ""}
+    more, less = ({**change, "after": {"decode": workers}} for workers in (12, 4))
+    assert build_report(replace(summary, decisions=(more,))).verdict != "slower than before"
+    report = build_report(replace(summary, decisions=(more, less)))
     assert "InTune went back to the numbers of the start, after 3 changes" in report.why
     assert report.next.startswith("run with mode='observe', which changes nothing, and see whether it is faster")
 
@@ -82,7 +86,8 @@ def test_a_model_that_takes_longer_later_is_not_blamed_on_a_change() -> None:
 def test_time_that_the_model_takes_is_blamed_only_on_workers_that_crowd_it(
     current: int, model_s: float, idle: float, blamed: bool
 ) -> None:
-    summary = slowed(current=current)
+    change = {"before": {}, "after": {"decode": 4}, "applied": True, "vetoes": [], "effect": None, "reason": ""}
+    summary = replace(slowed(current=current), decisions=(change,))
     seen = summary.after.measured
     assert seen is not None
     slow = replace(seen, period_s=seen.period_s + 0.1, model_s=seen.model_s + model_s, cpus_idle=idle)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import random
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -158,12 +158,21 @@ def _slower(summary: Report, before: Measured | None, after: Measured | None) ->
     # Workers can slow the model down where there are more of them than before, and no CPU is left for it.
     may_crowd = then != now and (after.cpus_idle is None or after.cpus_idle < 1.0)
     by_model = model_s > MOSTLY * lost_s > 0.0 and not may_crowd
-    if (by_model or (brought is not None and brought >= least)) and not _was_cut(summary):
+    # Numbers that are back do harm only where workers that were taken away did not come back with them.
+    is_whole = then == now and not _was_less(summary)
+    if (by_model or is_whole or (brought is not None and brought >= least)) and not _was_cut(summary):
         model = f": the model takes {moment(after.model_s)} for each batch, {moment(before.model_s)} before"
         return "", f"later it became slower, but not by a change{model if model_s > MOSTLY * lost_s > 0.0 else ''}"
     did = f"InTune set {changed(then, now)}" if then != now else "InTune went back to the numbers of the start"
     rate = f"{amount(last)} samples/s after {amount(first)} before ({ratio(got)})"
     return f"{rate}: {did}, after {count(summary.changes, 'change')}", ""
+
+
+def _was_less(summary: Report) -> bool:
+    """Return whether some stage had less than at the start meanwhile."""
+    first = {row.name: row.first for row in summary.stages if row.first is not None}
+    changes = (one["after"] for one in summary.decisions if one["applied"])
+    return any(value < first.get(name, value) for after in changes for name, value in after.items())
 
 
 def _was_cut(summary: Report) -> bool:
