@@ -6,7 +6,8 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,8 @@ def _add_compare(commands: Any) -> None:
 def _watch(options: argparse.Namespace) -> int:
     from intune_callbacks.show.watch import watch
 
-    return watch(options.folder, wait_s=options.wait)
+    with _read(options.folder):
+        return watch(options.folder, wait_s=options.wait)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -159,13 +161,25 @@ def _doctor(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from intune_callbacks.show.page import commands
 
-    return commands.report(options.directory, options.out, options.open)
+    with _read(options.directory):
+        return commands.report(options.directory, options.out, options.open)
 
 
 def _compare(options: argparse.Namespace) -> int:
     from intune_callbacks.show.page import commands
 
-    return commands.compare(options.first, options.second, options.html, options.open)
+    with _read(options.first, options.second):
+        return commands.compare(options.first, options.second, options.html, options.open)
+
+
+@contextmanager
+def _read(*folders: Path) -> Iterator[None]:
+    """A folder that somebody else closed, as a job in a container does, is a wrong one."""
+    try:
+        yield
+    except PermissionError as error:
+        given = " ".join(str(folder) for folder in folders)
+        raise ConfigError([f"DIR={given!r}: this process may not read {error.filename}"]) from None
 
 
 def _pretrain(options: argparse.Namespace) -> int:

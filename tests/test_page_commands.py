@@ -7,6 +7,7 @@ import logging
 import sys
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_runs import make_run
@@ -94,6 +95,22 @@ def test_a_wrong_directory_ends_without_a_traceback(tmp_path: Path, capsys: pyte
         assert cli.main(words) == 2
         printed = capsys.readouterr().err
         assert "expected" in printed and "Traceback" not in printed
+
+
+@pytest.mark.parametrize("words", [["report", "DIR"], ["compare", "DIR", "DIR"], ["watch", "DIR", "--wait", "0"]])
+def test_a_folder_that_may_not_be_read_ends_without_a_traceback(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = Path.stat
+
+    def stat(path: Path, *given: Any, **named: Any) -> Any:
+        if tmp_path in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stock(path, *given, **named)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert cli.main([str(tmp_path) if word == "DIR" else word for word in words]) == 2
+    assert f"this process may not read {tmp_path}" in capsys.readouterr().err
 
 
 def test_compare_names_no_setting_that_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
