@@ -57,7 +57,7 @@ class Plain(Changed):
     def __init__(self, loader: Any, kind: str, high: int) -> None:
         self.high = high
         self._live: Any = live(loader, mode="tune", workers_kind=kind, **NEVER)
-        self.pipeline = vars(self._live)["_fit"]._pipeline
+        self.pipeline = self._live._fit._pipeline
 
     def start(self) -> Iterator[object]:
         """Begin an epoch."""

@@ -83,8 +83,7 @@ def test_an_adapter_that_reorders_is_caught() -> None:
 
 def test_every_adapter_is_exact_under_a_few_resizes() -> None:
     from benchmarks.differences import exact
-    from benchmarks.exactness import main
-    from benchmarks.exactness_cases import ADAPTERS
+    from benchmarks.exactness import ADAPTERS, main
 
     result = main(["--quick", "--seed", "5"])
     assert [row["adapter"] for row in result["rows"]] == [adapter.name for adapter in ADAPTERS]
