@@ -18,8 +18,8 @@ import warnings
 warnings.simplefilter("ignore")
 sys.path.insert(0, sys.argv[1])
 
+import fault_runs as matrix  # noqa: E402
 import psutil  # noqa: E402
-import test_fault_matrix as matrix  # noqa: E402
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 SENT_AFTER_S, GONE_WITHIN_S = 0.1, 12.0
