@@ -208,6 +208,15 @@ def test_release_gives_the_users_dataset_back() -> None:
     pipeline.close()
 
 
+def test_datasets_made_of_one_interleave_are_all_live() -> None:
+    files = rows(6).interleave(ten, cycle_length=2, num_parallel_calls=2)
+    pipelines = [tuned(files.batch(size)) for size in (2, 3)]
+    for pipeline, size in zip(pipelines, (2, 3), strict=True):
+        assert "ten" in [stage.name for stage in pipeline.stages()], pipeline.why
+        assert elements(pipeline.dataset) == elements(files.batch(size))
+        pipeline.close()
+
+
 def test_what_an_iterator_opens_behind_the_release_is_not_kept_for_ever() -> None:
     """Who trains in short fits would leave a little of each in memory."""
     dataset = rows(6).interleave(ten, cycle_length=2, num_parallel_calls=2).map(parse, num_parallel_calls=2).repeat(3)

@@ -194,7 +194,8 @@ class _Edit:
             return
         copy = library.function.add()
         copy.CopyFrom(function)
-        copy.signature.name = f"{function.signature.name}_intune{len(library.function)}"
+        # Of each run another one: with the same name in several graphs TensorFlow refuses all but the first.
+        copy.signature.name = f"{function.signature.name}_intune{len(library.function)}_{self.pipeline.split('/')[-1]}"
         node.attr["f"].func.name = copy.signature.name
         (output,) = copy.ret
         clock = copy.node_def.add(name="IntuneStageInside", op=STAGE_OP, input=[copy.ret[output]])
