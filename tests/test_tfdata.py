@@ -14,6 +14,8 @@ from busy_machine import slept
 
 tf = pytest.importorskip("tensorflow")
 
+from tensorflow.python.eager import context  # noqa: E402
+
 from benchmarks.tfdata_kinds import KINDS, elements, parse, plain, rows, ten  # noqa: E402
 from intune_callbacks.pipelines.check import check_pipeline  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
@@ -215,6 +217,25 @@ def test_datasets_made_of_one_interleave_are_all_live() -> None:
         assert "ten" in [stage.name for stage in pipeline.stages()], pipeline.why
         assert elements(pipeline.dataset) == elements(files.batch(size))
         pipeline.close()
+
+
+def test_what_tensorflow_was_told_of_a_pipeline_is_forgotten_with_it() -> None:
+    def train() -> set[str]:
+        dataset = rows(6).interleave(ten, cycle_length=2, num_parallel_calls=2).map(lambda x: x + 1, 2).batch(4)
+        pipeline = tuned(dataset)
+        stream, expected = iter(pipeline.dataset), elements(dataset)
+        first = plain(next(stream))
+        pipeline.close()
+        del pipeline, dataset
+        gc.collect()
+        assert [first, *elements(stream)] == expected  # an iterator has what it calls
+        del stream
+        gc.collect()
+        return set(context.context().list_function_names())
+
+    train()
+    known = train()
+    assert train() == known
 
 
 def test_what_an_iterator_opens_behind_the_release_is_not_kept_for_ever() -> None:

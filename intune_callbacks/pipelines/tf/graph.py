@@ -21,7 +21,7 @@ from tensorflow.python.framework import op_def_registry, ops
 
 from intune_callbacks.pipelines.given import is_installed
 from intune_callbacks.pipelines.tf.node import attr, functions_of, readers_of, source_of, spans_of
-from intune_callbacks.pipelines.tf.objects import held, held_bytes, held_rows, same_as, why_not, wrappers
+from intune_callbacks.pipelines.tf.objects import held, held_bytes, held_rows, same_as, why_not, wrapped, wrappers
 
 __all__ = ["HARMLESS", "CannotRewrite", "DatasetGraph"]
 
@@ -211,7 +211,7 @@ class DatasetGraph:
             known = {f"{name}:0": scope.capture(tensor) for name, tensor in captures.items()}
             return tf.graph_util.import_graph_def(graph, known, return_elements=[output])[0]
 
-        return tf.compat.v1.wrap_function(make, [])
+        return wrapped(make)
 
     def _give_readers(self, name: str, to: str) -> list[Any]:
         readers = self._readers.pop(name, [])

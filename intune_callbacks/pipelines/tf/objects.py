@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops, debug_mode, structured_function
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
 from intune_callbacks.pipelines.base import cpus_allowed
 
-__all__ = ["held", "held_bytes", "held_rows", "is_wanted", "made", "same_as", "threads_of", "why_not", "wrappers"]
+__all__ = [
+    "held",
+    "held_bytes",
+    "held_rows",
+    "is_wanted",
+    "made",
+    "same_as",
+    "threads_of",
+    "why_not",
+    "wrapped",
+    "wrappers",
+]
 
 
 def why_not(dataset: Any) -> str:
@@ -83,6 +97,21 @@ def held_bytes(dataset: Any) -> int:
 def held_rows(dataset: Any) -> int:
     """Return how many ragged or sparse rows, each an object of its own, are part of a source of the dataset."""
     return sum(int(tensor.shape.num_elements() or 0) for tensor in held(dataset) if tensor.dtype == tf.variant)
+
+
+def wrapped(make: Any) -> Any:
+    """Return a function of TensorFlow's that calls `make`; what the graph it makes calls is forgotten with it."""
+    function = tf.compat.v1.wrap_function(make, [])
+    # TensorFlow adds these to its context, which counts how often, and takes none of them back.
+    names = [known.signature.name for known in function.graph.as_graph_def().library.function]
+    weakref.finalize(function, _forget, names).atexit = False
+    return function
+
+
+def _forget(names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(tf.errors.OpError):  # the context is another one meanwhile
+            context.context().remove_function(name)
 
 
 def made(maker: Any, dataset: Any) -> Any:
