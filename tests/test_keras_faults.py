@@ -153,6 +153,27 @@ def test_a_mirrored_dataset_is_left_alone_and_named() -> None:
     assert "intune/wait_frac" not in line  # not measured, not made up
 
 
+BROKEN = """
+import sys
+import keras_runs as runs
+from intune_callbacks.keras import InTuneCallback
+class Breaks(runs.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 7:
+            raise ValueError("mine")
+runs.fit(InTuneCallback(run_dir=sys.argv[1]), Breaks())
+"""
+
+
+def test_a_script_that_ends_with_an_error_leaves_its_report(tmp_path: Path) -> None:
+    variables = {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-c", BROKEN, str(tmp_path / "run")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=variables)
+    assert run.returncode == 1 and "ValueError: mine" in run.stderr and "InTune" not in run.stdout
+    assert (tmp_path / "run" / "report.json").exists(), run.stderr[-2000:]
+    assert not list((tmp_path / "run").glob("*.partial"))
+
+
 HINT = Hint("as_row has 2 workers for 1 file", kind="files", stage="as_row")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import math
 import sys
 import weakref
@@ -85,6 +86,10 @@ class Fit(TunedFit):
                 self._attach(self.data, getattr(getattr(callback, "_model", None), "train_function", None))
             # `on_train_end` is not called after an exception; then this fit ends with its iterator, or with Python.
             self._finalizer = weakref.finalize(iterator, _abandoned, self)
+            _open.add(self)
+            # Behind what `weakref` has registered, and so called before it.
+            atexit.unregister(_close_open)
+            atexit.register(_close_open)
         goes_on = last is not None and self._source is not None and last._source == self._source
         self.begin(self.pipeline, self._local_ranks, last._state if last is not None and goes_on else {})
 
@@ -163,6 +168,7 @@ class Fit(TunedFit):
         if self._closed:
             return
         self._closed = True
+        _open.discard(self)
         if self._finalizer is not None:
             self._finalizer.detach()
         for end in self._ends():
@@ -252,9 +258,22 @@ class Fit(TunedFit):
             yield self._sink.close
 
 
+_open: weakref.WeakSet[Fit] = weakref.WeakSet()
+
+
+def _close_open() -> None:
+    """Close what an error has left open, now that Python ends: a thread of `_abandoned` would be cut off."""
+    for fit in list(_open):
+        fit.close(_is_interrupted())
+
+
+def _is_interrupted() -> bool:
+    return getattr(sys, "last_type", None) is KeyboardInterrupt
+
+
 def _abandoned(fit: Fit) -> None:
     """Close a fit whose data is gone."""
-    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
+    interrupted = _is_interrupted()
     try:
         # The garbage collector may call this inside any lock of ours; a thread of its own can wait for that lock.
         _thread.start_new_thread(fit.close, (interrupted,))
