@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pkgutil
 import shutil
@@ -24,6 +25,7 @@ from restless import Restless  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from intune_callbacks import live  # noqa: E402
+from intune_callbacks.pipelines.workers.processes import ProcessPool  # noqa: E402
 
 
 def test_the_card_comes_right_behind_the_loop(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -79,6 +81,32 @@ def test_a_second_one_of_the_same_loader_ends_the_first(capsys: pytest.CaptureFi
     assert second.close()["samples"] == ROWS
     assert capsys.readouterr().out.count("InTune  ") == 1
     assert "_get_iterator" not in vars(loader)
+
+
+def test_a_process_that_the_user_forks_leaves_the_loop_and_its_workers_alone() -> None:
+    """A loop of its own over the same loader ended the one it came from there, with a card, and parked workers here."""
+    loader = slow(num_workers=1)
+    loop = live(loader, **EAGER, show_card=False)
+    batches = iter(loop)
+    next(batches)
+    pool: Any = ProcessPool(lambda item: item, multiprocessing.get_context("fork"))
+    child = pool.get()
+    pool.put(child)
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            live(loader, show_card=False)
+            pool.close()
+            os._exit(loop._fit.is_closed)
+        os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    child.process.join(0.3)
+    assert child.process.is_alive()
+    assert pool.call(pool.get(), 7, lambda: False)[0] == 7 and pool.pids == (child.process.pid,)
+    pool.put(child)
+    pool.close()
+    assert len(list(batches)) == ROWS // BATCH - 1
+    assert loop.close()["samples"] == ROWS
 
 
 SCRIPT = """

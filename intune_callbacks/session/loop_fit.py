@@ -61,6 +61,7 @@ class Fit(TunedFit):
         self.batches: int | None = None
         self.is_closed = False
         self._loaders = tuple(loaders)
+        self._process, self._thread = os.getpid(), threading.get_ident()
         self._close_others()
         self._found = [look_for(one, self.config, len(loaders) == 1, self.give_up) for one in self._loaders]
         self._pipeline = pipeline_of(self._by_name())
@@ -71,7 +72,6 @@ class Fit(TunedFit):
         self._compiled = Unseen(self._found[0].pipeline)
         self._running: list[object] = [None] * len(self._loaders)
         self._ended: StepTotals | None = None
-        self._process, self._thread = os.getpid(), threading.get_ident()
         self.begin(self._pipeline, local_ranks, restored or left_of(self._loaders))
         _open[id(self)] = self
 
@@ -243,7 +243,9 @@ class Fit(TunedFit):
         """End the fits that have one of these loaders: two would patch it over each other."""
         mine = {id(loader) for loader in self._loaders}
         for other in [held() for held in _open.valuerefs()]:
-            if other is not None and mine & {id(loader) for loader in other._loaders}:
+            if other is None or other._process != self._process:  # of the process that this one was forked from
+                continue
+            if mine & {id(loader) for loader in other._loaders}:
                 other.close(show_card=True)
 
     def _epoch_begin(self) -> None:

@@ -63,6 +63,7 @@ class ProcessPool:
         self._all: dict[int, Child] = {}
         self._count = 0
         self._closed = False
+        self._process = os.getpid()
         self.is_short = False  # set from outside: no more can be had, and one that is not needed ends at once
         self._told = Told()
         self._lock = threading.RLock()
@@ -269,6 +270,8 @@ class ProcessPool:
         self._end([child for child, _ in idle])
 
     def _end(self, children: list[Child]) -> None:
+        if os.getpid() != self._process:
+            return  # a process that the user has forked ends, and the workers are not its own
         for child in children:
             try:
                 if child.lacks_payload:  # it runs nobody's code yet
