@@ -80,6 +80,13 @@ def test_tensors_of_every_layout_cross_as_they_are(name: str) -> None:
             assert tensor.stride() == expected.stride()
 
 
+@pytest.mark.parametrize("size", [1, 300, 70_000])
+def test_a_batch_begins_where_torchs_own_memory_does(size: int) -> None:
+    """A matrix multiplication may round otherwise from another address on (MKL's own words)."""
+    rows = [torch.zeros(size) for _ in range(24)]
+    assert {batch.data_ptr() % 64 for batch in crossed(DataLoader(rows, batch_size=2, num_workers=1))} == {0}
+
+
 def test_only_the_elements_of_a_view_are_sent() -> None:
     rebuild, parts = carry_tensor(torch.zeros(1000, 1000)[:, :10])
     assert rebuild is _rebuild_spread

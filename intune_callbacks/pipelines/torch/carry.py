@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from intune_callbacks.pipelines.workers.wire import ALIGNED_BYTES
+
 __all__ = ["Carry", "carry_tensor"]
 
 # A view that leaves out less of its storage than this is sent as a view of it all: others may look at the rest.
@@ -136,4 +138,7 @@ def _rebuild_tensor(raw: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[
         return torch.empty(shape, dtype=dtype)
     if not raw.flags.writeable:
         raw = raw.copy()
-    return torch.from_numpy(raw).view(dtype).reshape(shape)
+    flat = torch.from_numpy(raw)
+    if flat.data_ptr() % ALIGNED_BYTES:  # a small one, which was inside the pickle
+        flat = flat.clone()
+    return flat.view(dtype).reshape(shape)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ByType", "Reducer", "Wire", "packed"]
+__all__ = ["ALIGNED_BYTES", "ByType", "Reducer", "Wire", "packed"]
 
 # How often a waiting side looks whether the other one is still alive: pipe ends inherited by children forked later
 # make the end-of-file of a dead process unreliable.
@@ -26,6 +26,8 @@ POLL_MS = 500
 OUT_OF_BAND_BYTES = 4096
 MAX_BUFFERS = 500  # a write of many parts takes at most 1,024 (IOV_MAX)
 READ_BYTES = 1 << 16  # what a pipe holds on Linux
+# Where a buffer begins, as torch's memory does: by that some kernels choose how they add up.
+ALIGNED_BYTES = 64
 _COUNT = struct.Struct("<Q")
 
 Reducer = Callable[[], Callable[[Any], Any]]
@@ -69,6 +71,13 @@ def packed(message: object, reducer: Reducer | None = None, by_type: ByType | No
     body = file.getbuffer()
     sizes = [body.nbytes, *(b.nbytes for b in buffers)]
     return [memoryview(_COUNT.pack(len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes)), body, *buffers]
+
+
+def _uncleared(size: int) -> np.ndarray[Any, Any]:
+    """Return memory of numpy's, which is not cleared first: it is about to be overwritten anyway."""
+    raw = np.empty(size + ALIGNED_BYTES, np.uint8)
+    begin = -raw.__array_interface__["data"][0] % ALIGNED_BYTES
+    return raw[begin : begin + size]
 
 
 class Wire:
@@ -132,8 +141,7 @@ class Wire:
         first = self._more(first, body_end, alive)
         buffers, rest = [], memoryview(first)[body_end:]
         for size in sizes[1:]:
-            # numpy gives memory that is not cleared first: it is about to be overwritten anyway.
-            whole = memoryview(np.empty(size, np.uint8).data)
+            whole = memoryview(_uncleared(size).data)
             here = rest[:size]
             whole[: len(here)] = here
             rest = rest[size:]
