@@ -24,6 +24,9 @@ def test_a_run_that_memory_made_slower_is_not_told_to_take_its_own_numbers_again
     report = build_report(replace(summary, after=after, decisions=({**alarm, "applied": True},)))
     assert report.verdict == "slower than before"
     assert report.next.startswith("memory was short: make room in it or, ")
+    over = {**alarm, "applied": True, "reason": "memory is there again: back to the numbers of the start"}
+    report = build_report(replace(summary, decisions=({**alarm, "applied": True}, over)))
+    assert report.next.startswith("keep your own numbers (decode 8): ")
     report = build_report(replace(summary, decisions=({**alarm, "applied": False},)))
     assert report.next.startswith("keep your own numbers (decode 8): ")
 
@@ -93,6 +96,16 @@ def test_time_that_the_model_takes_is_blamed_only_on_workers_that_crowd_it(
     slow = replace(seen, period_s=seen.period_s + 0.1, model_s=seen.model_s + model_s, cpus_idle=idle)
     report = build_report(replace(summary, after=replace(summary.after, brought=0.5, measured=slow)))
     assert (report.verdict == "slower than before") is blamed
+
+
+def test_a_machine_that_gave_up_cpus_is_no_fault_of_the_changes_that_followed() -> None:
+    summary = slowed()
+    seen = summary.after.measured
+    assert seen is not None
+    fewer = replace(summary.after, brought=0.5, measured=replace(seen, cpus=seen.cpus / 4.0))
+    report = build_report(replace(summary, after=fewer))
+    assert report.verdict != "slower than before"
+    assert report.why.endswith("; later it became slower, but not by a change: it had 2 CPUs, and 8 before")
 
 
 def test_items_that_become_heavier_are_not_blamed_on_the_changes_that_follow() -> None:

@@ -13,11 +13,11 @@ from intune_callbacks.measure.shares import CpuShares
 from intune_callbacks.pipelines.base import busy_limit, clamp
 from intune_callbacks.types import Allocation, Observation, Stage
 
-__all__ = ["ALARM", "Guard", "Ruling"]
+__all__ = ["ALARM", "RESTORED", "Guard", "Ruling"]
 
 GB = 1e9
-ALARM = "memory alarm"
-"""How the reason of a decision begins that an alarm made."""
+ALARM, RESTORED = "memory alarm", "memory is there again"
+"""How the reason of a decision begins that an alarm made, or its end."""
 WORTH_FREEING = 0.005
 """An alarm does not touch a pipeline that holds less than this share of the memory: something else fills it, and its
 windows would become narrow for nothing. A choice."""
@@ -162,7 +162,7 @@ class Guard:
         if whole == now:
             return None
         self._calm_s = min(2.0 * self._calm_s, LONGEST_CALM_S)
-        return Ruling(whole, ("memory is there again: back to the numbers of the start",))
+        return Ruling(whole, (f"{RESTORED}: back to the numbers of the start",))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the CPU shares and sizes seen, and what alarms took."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from intune_callbacks.guard.guard import ALARM
+from intune_callbacks.guard.guard import ALARM, RESTORED
 from intune_callbacks.measure.advice import to_set
 from intune_callbacks.measure.cause import advice, causes
 from intune_callbacks.measure.evidence import Cause, Evidence
@@ -160,9 +160,14 @@ def _slower(summary: Report, before: Measured | None, after: Measured | None) ->
     by_model = model_s > MOSTLY * lost_s > 0.0 and not may_crowd
     # Numbers that are back do harm only where workers that were taken away did not come back with them.
     is_whole = then == now and not _was_less(summary)
-    if (by_model or is_whole or (brought is not None and brought >= least)) and not _was_cut(summary):
-        model = f": the model takes {moment(after.model_s)} for each batch, {moment(before.model_s)} before"
-        return "", f"later it became slower, but not by a change{model if model_s > MOSTLY * lost_s > 0.0 else ''}"
+    has_fewer = after.cpus < (1.0 - LEAST_LOSS) * before.cpus
+    if (has_fewer or by_model or is_whole or (brought is not None and brought >= least)) and not _was_cut(summary):
+        why = ""
+        if has_fewer:
+            why = f": it had {amount(after.cpus)} CPUs, and {amount(before.cpus)} before"
+        elif model_s > MOSTLY * lost_s > 0.0:
+            why = f": the model takes {moment(after.model_s)} for each batch, {moment(before.model_s)} before"
+        return "", f"later it became slower, but not by a change{why}"
     did = f"InTune set {changed(then, now)}" if then != now else "InTune went back to the numbers of the start"
     rate = f"{amount(last)} samples/s after {amount(first)} before ({ratio(got)})"
     return f"{rate}: {did}, after {count(summary.changes, 'change')}", ""
@@ -176,9 +181,11 @@ def _was_less(summary: Report) -> bool:
 
 
 def _was_cut(summary: Report) -> bool:
-    """Return whether something is smaller at the end than at the start, and memory alarms were among the changes."""
+    """Return whether something is smaller at the end than at the start, and a memory alarm's cut is still in force."""
     is_less = any(row.first is not None and row.current < row.first for row in summary.stages)
-    return is_less and any(one["applied"] and one["reason"].startswith(ALARM) for one in summary.decisions)
+    reasons = [one["reason"] for one in summary.decisions if one["applied"]]
+    cuts = [reason for reason in reasons if reason.startswith((ALARM, RESTORED))]
+    return is_less and bool(cuts) and cuts[-1].startswith(ALARM)
 
 
 def _remedy(summary: Report) -> str:
