@@ -82,8 +82,9 @@ def test_a_model_that_takes_longer_later_is_not_blamed_on_a_change() -> None:
     [
         (8, 0.09, 0.0, False),  # these are the user's own numbers
         (8, 0.02, 0.0, True),  # it waits for data longer than before
-        (2, 0.09, 5.0, False),
-        (2, 0.09, 0.1, True),  # workers may have taken the model's CPUs
+        (12, 0.09, 5.0, False),
+        (12, 0.09, 0.1, True),  # workers may have taken the model's CPUs
+        (2, 0.09, 0.1, False),  # fewer workers take fewer
     ],
 )
 def test_time_that_the_model_takes_is_blamed_only_on_workers_that_crowd_it(

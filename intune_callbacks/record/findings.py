@@ -156,7 +156,8 @@ def _slower(summary: Report, before: Measured | None, after: Measured | None) ->
     then, now = ({row.name: getattr(row, which) for row in shown} for which in ("first", "current"))
     lost_s, model_s = after.period_s - before.period_s, after.model_s - before.model_s
     # Workers can slow the model down where there are more of them than before, and no CPU is left for it.
-    may_crowd = then != now and (after.cpus_idle is None or after.cpus_idle < 1.0)
+    is_more = any(row.first is not None and row.current > row.first for row in summary.stages if row.unit == "workers")
+    may_crowd = is_more and (after.cpus_idle is None or after.cpus_idle < 1.0)
     by_model = model_s > MOSTLY * lost_s > 0.0 and not may_crowd
     # Numbers that are back do harm only where workers that were taken away did not come back with them.
     is_whole = then == now and not _was_less(summary)
