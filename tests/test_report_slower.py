@@ -31,6 +31,16 @@ def test_a_run_that_memory_made_slower_is_not_told_to_take_its_own_numbers_again
     assert report.next.startswith("keep your own numbers (decode 8): ")
 
 
+def test_an_alarm_that_is_over_does_not_hold_the_input_back() -> None:
+    summary = run(mode="observe")
+    known = {"before": {}, "after": {}, "effect": None, "applied": True}
+    alarm = {**known, "reason": "memory alarm: 9 of 10 GB used", "vetoes": ["memory alarm: 9 of 10 GB used"]}
+    over = {**known, "reason": "memory is there again: back to the numbers of the start", "vetoes": []}
+    for decisions, is_held in (((alarm,), True), ((alarm, over), False), ((over, alarm), True)):
+        causes = build_report(replace(summary, decisions=decisions)).causes
+        assert ("memory" in [cause.kind for cause in causes]) is is_held
+
+
 def test_a_slower_run_whose_numbers_are_back_is_not_blamed_on_them() -> None:
     summary = slowed(current=8)
     change = {"before": {"decode": 8}, "applied": True, "vetoes": [], "effect": None, "reason": ""}

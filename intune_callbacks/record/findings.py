@@ -92,12 +92,13 @@ def _measured(seen: Measured | None, whole: Mapping[str, Any]) -> Measured | Non
 
 
 def _evidence(summary: Report) -> Evidence:
-    whole = asdict(summary.whole or Span())
+    whole, last = asdict(summary.whole or Span()), summary.decisions[-LAST_DECISIONS:]
+    over = max((i for i, one in enumerate(last) if one.get("reason", "").startswith(RESTORED)), default=-1)
     return Evidence(
         hints=summary.hints,
         whole={"steps": summary.steps} | {key: value for key, value in whole.items() if value is not None},
         tried=_tried(summary.decisions),
-        vetoes=tuple(veto for decision in summary.decisions[-LAST_DECISIONS:] for veto in decision["vetoes"]),
+        vetoes=tuple(veto for decision in last[over + 1 :] for veto in decision["vetoes"]),
         first={row.name: row.first for row in summary.stages if row.first is not None},
         order=summary.settings.get("order", {}).get("value", "same"),
     )
