@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
-from report_runs import slowed
+from report_runs import run, slowed
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.record.card import card_rows, end_card
