@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 import time
-import weakref
 
 import numpy as np
 import pytest
@@ -14,14 +12,11 @@ from busy_machine import slept
 
 tf = pytest.importorskip("tensorflow")
 
-from tensorflow.python.eager import context  # noqa: E402
 
 from benchmarks.tfdata_kinds import KINDS, elements, parse, plain, rows, ten  # noqa: E402
 from intune_callbacks.pipelines.check import check_pipeline  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.pipelines.tf import graph as tf_graph  # noqa: E402
 from intune_callbacks.pipelines.tf import native as tf_native  # noqa: E402
-from intune_callbacks.pipelines.tf.stats import SinkReading  # noqa: E402
 from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline  # noqa: E402
 from intune_callbacks.types import Clock  # noqa: E402
 
@@ -217,63 +212,6 @@ def test_datasets_made_of_one_interleave_are_all_live() -> None:
         assert "ten" in [stage.name for stage in pipeline.stages()], pipeline.why
         assert elements(pipeline.dataset) == elements(files.batch(size))
         pipeline.close()
-
-
-def test_what_tensorflow_was_told_of_a_pipeline_is_forgotten_with_it() -> None:
-    def train() -> set[str]:
-        dataset = rows(6).interleave(ten, cycle_length=2, num_parallel_calls=2).map(lambda x: x + 1, 2).batch(4)
-        pipeline = tuned(dataset)
-        stream, expected = iter(pipeline.dataset), elements(dataset)
-        first = plain(next(stream))
-        pipeline.close()
-        del pipeline, dataset
-        gc.collect()
-        assert [first, *elements(stream)] == expected  # an iterator has what it calls
-        del stream
-        gc.collect()
-        return set(context.context().list_function_names())
-
-    train()
-    known = train()
-    assert train() == known
-
-
-def test_what_an_iterator_opens_behind_the_release_is_not_kept_for_ever() -> None:
-    """Who trains in short fits would leave a little of each in memory."""
-    dataset = rows(6).interleave(ten, cycle_length=2, num_parallel_calls=2).map(parse, num_parallel_calls=2).repeat(3)
-    pipeline = tuned(dataset)
-    stream, key = iter(pipeline.dataset), pipeline._key
-    first = [int(next(stream)) for _ in range(5)]
-    pipeline.close()
-    assert first + [int(x) for x in stream] == [int(x) for x in dataset]
-    assert tf_native.load().read(key) == (SinkReading(), {})
-
-
-@pytest.mark.parametrize("kind", ["map", "zip", "numpy_function"])
-def test_a_dataset_is_taken_apart_once_for_many_runs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop of short fits spent half of its time on that."""
-    init, taken_apart = tf_graph.DatasetGraph.__init__, []
-    monkeypatch.setattr(
-        tf_graph.DatasetGraph, "__init__", lambda self, dataset: (taken_apart.append(1), init(self, dataset))[1]
-    )
-    stock, dataset = KINDS[kind](), KINDS[kind]()
-    for run in range(3):
-        pipeline = tuned(dataset)
-        expected = elements(stock)
-        pipeline.resize({stage.name: 3 + run for stage in pipeline.stages()})
-        assert elements(pipeline.dataset) == expected
-        assert pipeline.stats().delivered == len(expected)  # nothing is left of the run before
-        pipeline.close()
-    assert len(taken_apart) == 1
-    one, two = tuned(dataset), tuned(dataset)  # at the same time: each counts for itself
-    assert len(taken_apart) == 2
-    delivered = len(elements(one.dataset))
-    assert (one.stats().delivered, two.stats().delivered) == (delivered, 0)
-    one.close(), two.close()
-    gone = weakref.ref(dataset)
-    del one, two, pipeline, dataset
-    gc.collect()
-    assert gone() is None
 
 
 def test_what_cannot_be_taken_apart_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,54 +97,6 @@ def test_a_worker_killed_in_mid_message_is_noticed_though_its_helper_lives(monke
             os.kill(pid, signal.SIGKILL)
 
 
-class Fussy:
-    """Cannot be pickled."""
-
-    def __reduce__(self) -> Any:
-        raise TypeError("not me")
-
-
-def test_what_cannot_be_sent_is_an_error_in_its_place() -> None:
-    stage = stage_of(lambda i: Fussy() if i == 1 else i, range(3), workers=1, window=3)
-    assert next(stage) == 0
-    with pytest.raises(TypeError, match="not me"):
-        next(stage)
-    assert next(stage) == 2
-    end(stage)
-
-
-class Locked(Exception):
-    """Holds what cannot be pickled, as the errors of clients of object stores hold a response."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__(words)
-        self.lock = threading.Lock()
-
-
-class Two(Locked):
-    def __init__(self, place: int, words: str) -> None:
-        super().__init__(f"{place}: {words}")
-
-
-def errs(i: int) -> int:
-    if i == 1:
-        raise Locked("a row that is to be skipped")
-    if i == 2:
-        raise Two(2, "rows")
-    return i
-
-
-def test_an_error_that_cannot_be_sent_is_of_its_kind_in_its_place_as_in_stock() -> None:
-    stage = stage_of(errs, range(4), workers=1, window=4)
-    assert next(stage) == 0
-    with pytest.raises(Locked, match="a row that is to be skipped"):
-        next(stage)
-    with pytest.raises(RuntimeError, match="Two: 2: rows"):  # torch, too, makes it of its words alone, or this
-        next(stage)
-    assert next(stage) == 3
-    end(stage)
-
-
 # -- the end of workers ----------------------------------------------------------------------------------------------
 
 
