@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -20,9 +21,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from busy_machine import eventually  # noqa: E402
 from loop_loaders import BATCH, EAGER, ROWS, Slow, assert_nothing_is_left, slow  # noqa: E402
 from restless import Restless  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
+from torch_rows import engines  # noqa: E402
 
 from intune_callbacks import live  # noqa: E402
 from intune_callbacks.pipelines.workers.processes import ProcessPool  # noqa: E402
@@ -236,6 +239,27 @@ def test_an_error_in_the_dataset_is_the_users() -> None:
         for _ in loader:
             pass
     assert loader.close()["samples"] <= 100
+
+
+def test_behind_an_error_no_worker_lives_on_till_the_collector_comes() -> None:
+    class Broken(Slow):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 100:
+                raise ValueError("row 100")
+            return super().__getitem__(index)
+
+    def train() -> None:
+        with pytest.raises(ValueError, match="row 100"):
+            for _ in live(DataLoader(Broken(), batch_size=BATCH, num_workers=1), show_card=False, **EAGER):
+                pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        train()
+        assert eventually(lambda: not engines(), within_s=20.0)
+    finally:
+        gc.enable()
 
 
 def test_threads_may_begin_loops_at_once() -> None:

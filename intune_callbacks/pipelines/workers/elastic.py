@@ -189,7 +189,10 @@ class ElasticMap(Generic[Y]):
                 # What ended a worker is what the user must hear of, not that nobody could take its place.
                 with suppress(Exception):
                     self.resize(self.workers)
-            raise value.error
+            try:
+                raise value.error
+            finally:
+                del value, entry  # its traceback has this frame: workers would live on till the collector comes
         return value  # type: ignore[no-any-return]
 
     def _awaited(self) -> tuple[int, Any, Task | None]:

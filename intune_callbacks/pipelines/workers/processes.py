@@ -200,7 +200,10 @@ class ProcessPool:
         if ok:
             return value, rest, child.wire.received_bytes
         value.__cause__ = RemoteTraceback(rest)
-        raise value
+        try:
+            raise value
+        finally:
+            del value  # its traceback has this frame, and whoever asked: they would stay till the collector comes
 
     def put(self, child: Child, surplus: bool = False) -> None:
         """Park a child for later use; one that is not usable any more is ended.

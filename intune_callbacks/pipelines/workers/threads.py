@@ -156,6 +156,7 @@ class WorkerThreads:
                         self._counters.computed(busy_s, cpu_s, value, size_bytes)
                     if dead:
                         self.alive -= 1
+                        del value  # an error whose traceback has this frame
                         return
                     claim = self._claim()
                 del item, value, snapshot, task
