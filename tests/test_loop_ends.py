@@ -227,13 +227,14 @@ def test_what_a_signal_handler_raises_in_the_middle_of_our_code_is_the_users(
     assert sum(batch.numel() for batch in data) == ROWS
 
 
-def test_an_error_in_the_dataset_is_the_users() -> None:
-    class Broken(Slow):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            if index == 100:
-                raise ValueError("row 100")
-            return super().__getitem__(index)
+class Broken(Slow):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 100:
+            raise ValueError("row 100")
+        return super().__getitem__(index)
 
+
+def test_an_error_in_the_dataset_is_the_users() -> None:
     loader = live(DataLoader(Broken(), batch_size=BATCH, num_workers=1), show_card=False, **EAGER)
     with pytest.raises(ValueError, match="row 100"):
         for _ in loader:
@@ -242,12 +243,6 @@ def test_an_error_in_the_dataset_is_the_users() -> None:
 
 
 def test_behind_an_error_no_worker_lives_on_till_the_collector_comes() -> None:
-    class Broken(Slow):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            if index == 100:
-                raise ValueError("row 100")
-            return super().__getitem__(index)
-
     def train() -> None:
         with pytest.raises(ValueError, match="row 100"):
             for _ in live(DataLoader(Broken(), batch_size=BATCH, num_workers=1), show_card=False, **EAGER):
