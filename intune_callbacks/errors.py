@@ -26,6 +26,7 @@ __all__ = [
     "MissingPackage",
     "PipelineError",
     "WorkerDied",
+    "first_line",
     "frozen_by",
     "install_line",
     "lower_bounds",
@@ -103,6 +104,12 @@ def pass_on(error: BaseException) -> None:
         if trace.tb_frame.f_code in users:
             raise error
         trace = trace.tb_next
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def frozen_by(error: BaseException, where: str = "") -> str:

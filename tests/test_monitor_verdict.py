@@ -117,6 +117,8 @@ def test_the_gpu_has_the_last_word() -> None:
         "compute-bound",
         "the GPU stood idle 2 % of each step; the input pipeline is not the bottleneck",
     )
+    # A loop that never waits for the GPU is ahead of it, and takes each batch as soon as it is there.
+    assert verdict(observation(0.9, exposed=0.01, decode=(0.5, 0.0))).kind == "compute-bound"
     starved = verdict(observation(0.6, exposed=0.5, decode=(0.9, 0.0)))
     assert (starved.kind, starved.headroom) == ("input-bound", 1.0)
     assert starved.why == "the GPU stood idle 50 % of each step waiting for 'decode'"

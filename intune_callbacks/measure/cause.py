@@ -103,6 +103,9 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
         gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
         sentence = f"{hint.what}; {_one_after_the_other(seen)}{MEANWHILE}"
         return if_it_pays(Cause("loader", "", sentence, hint.line, gain))
+    alone = known.hint("serial", stage.name)
+    if alone is not None:
+        return Cause("serial", stage.name, alone.what)
     found = advise(seen, _most(seen, known), share=known.share)
     why = "" if found.gain >= LEAST_GAIN else "; from a worker it would not come sooner"
     if why and _is_crowded(seen):

@@ -111,7 +111,7 @@ def settle(observations: Sequence[Observation], waited: float | None = None) -> 
         return Verdict("input-bound", stage, headroom, why)
     judged = _judged(observations)
     fill = _fill(observations, judged[-1]) if judged else None
-    if fill is None:
+    if fill is None or on_gpu:  # a loop that runs ahead of the GPU empties every queue
         compute_bound = wait_frac < COMPUTE_BOUND_WITHOUT_QUEUE
     else:
         compute_bound = wait_frac < COMPUTE_BOUND and fill >= FULL_QUEUE

@@ -18,9 +18,10 @@ import numpy as np
 
 from intune_callbacks.types import Hint
 
-__all__ = ["CHANGED", "hints_of_change", "is_installed", "plain_values"]
+__all__ = ["CHANGED", "hints_of_change", "hints_of_here", "is_installed", "plain_values"]
 
 CHANGED = "the training changed the dataset after its workers had started: no more of them now"
+ONLY_HERE = "the training process makes each batch itself: in a worker one raised {}"
 KEPT_AWAY = (
     "the training changed the dataset after its workers had started, and one that starts later would get it as it is "
     "then: their number stays {} while it runs, and is yours to set"
@@ -57,6 +58,16 @@ def is_installed(file: str | None) -> bool:
     By its path: an environment that sees those of another one (`venv --system-site-packages`) has several places.
     """
     return file is not None and ("/site-packages/" in file or "/dist-packages/" in file)
+
+
+def hints_of_here(why: str, stage: str) -> tuple[Hint, ...]:
+    """Return the word that batches are made in the training process for good.
+
+    Args:
+        why: what a worker raised where the training process did not.
+        stage: which has 0 workers.
+    """
+    return (Hint(ONLY_HERE.format(why), "", "serial", stage),)
 
 
 def hints_of_change(why_not: str, stage: str, workers: int) -> tuple[Hint, ...]:

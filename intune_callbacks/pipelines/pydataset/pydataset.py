@@ -9,9 +9,10 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from intune_callbacks.errors import first_line
 from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, give_back, windowed
 from intune_callbacks.pipelines.counters import Counters
-from intune_callbacks.pipelines.given import CHANGED, hints_of_change, plain_values
+from intune_callbacks.pipelines.given import CHANGED, hints_of_change, hints_of_here, plain_values
 from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset.work import Here, There, reducer
 from intune_callbacks.pipelines.worker_cost import Startup
@@ -62,7 +63,7 @@ class PyDatasetPipeline:
         self._run: Run | None = None
         self._runs = 0
         self.delivered = 0
-        self.why_not = ""
+        self.why_not = self._stays = ""
         self.is_closed = False
 
     def begin(self, order: Callable[[], Iterator[int]], hold: Hold, takes_all: bool = True) -> Run:
@@ -100,6 +101,7 @@ class PyDatasetPipeline:
                 feed=True,
                 hold=hold,
                 inline=here if self.own == 0 else None,
+                refused=self._stay,
                 counters=self._counters,
                 clock=self._clock,
                 name=WORKERS,
@@ -113,6 +115,11 @@ class PyDatasetPipeline:
         """Return the plain values the dataset holds now, None where no process gets a copy."""
         return plain_values(self._dataset) if self._kind == "process" else None
 
+    def _stay(self, error: Exception) -> None:
+        """Leave it to the training process: it made a batch that a worker could not."""
+        self.workers, self._stays = 0, first_line(error)
+        self.why_not = self._stays
+
     def refused(self, error: Exception, workers: int) -> None:
         """Note that workers could not be started: what is in force now becomes what is wanted."""
         self.why_not = f"{type(error).__name__}: {error}"
@@ -122,7 +129,7 @@ class PyDatasetPipeline:
 
     def stages(self) -> tuple[Stage, ...]:
         workers, window = knobs(self._kind)
-        limits = min(1, self.own), self._high, self.workers
+        limits = min(1, self.own), 0 if self._stays else self._high, self.workers
         startup_s = self._startup.expected_s if self._kind == "process" else 0.0
         load = Stage(WORKERS, "cpu", "workers", *limits, knob=workers, startup_s=startup_s)
         return windowed(load, self.window, knob=window)
@@ -130,6 +137,8 @@ class PyDatasetPipeline:
     @property
     def late_hints(self) -> tuple[Hint, ...]:
         """What has shown of the dataset."""
+        if self._stays:
+            return hints_of_here(self._stays, WORKERS)
         return hints_of_change(self.why_not, WORKERS, self.workers)
 
     def stats(self) -> PipelineStats:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from intune_callbacks.errors import pass_on
+from intune_callbacks.errors import first_line, pass_on
 from intune_callbacks.pipelines.base import give_back
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
@@ -140,9 +140,8 @@ class Engines:
                 self.most = self.workers
 
     def stay(self, error: Exception) -> None:
-        """Leave it to the user's workers: they have made a batch that one of ours could not."""
-        lines = str(error).strip().splitlines()
-        self.stays = self.why_not = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        """Leave it to the user's workers, or to the training process: there a batch was made that ours could not."""
+        self.stays = self.why_not = first_line(error)
         self.workers, self.window = self.own
 
     # -- the stock engine ----------------------------------------------------------------------------------------
@@ -230,6 +229,7 @@ class Engines:
             feed=True,
             hold=Hold(self._seam(pulled), self._period() or 0, self._ahead),
             inline=fetch if self.own[0] == 0 else None,
+            refused=self.stay,
             finish=pinning(self.loader),
             may_stop=True,
             timeout_s=loader.timeout,

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import (
 )
 
 from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, windowed
-from intune_callbacks.pipelines.given import hints_of_change
+from intune_callbacks.pipelines.given import hints_of_change, hints_of_here
 from intune_callbacks.pipelines.torch.engine import WORKERS, Engines
 from intune_callbacks.pipelines.torch.iterator import LoaderIterator
 from intune_callbacks.pipelines.torch.reach import Seam, attributes, dataset_of, has_own_iterator, hidden_in, is_of
@@ -180,6 +180,8 @@ class MapLoader:
         sampling, window = engines.sampling, engines.own[1]
         if engines.stays:
             kind = type(dataset_of(self._loader)).__name__
+            if not engines.own[0]:
+                return hints_of_here(engines.stays, WORKERS)
             return (Hint(STAYS.format(engines.stays, kind, engines.own[0]), "", "order", WORKERS),)
         changed = hints_of_change(engines.why_not, WORKERS, engines.workers)
         if changed or not sampling.why:

@@ -42,7 +42,9 @@ class ElasticMap(Generic[Y]):
             that item was delivered.
         feed: pull the source in the consumer's thread (index samplers that draw random numbers), window ahead.
         hold: with `feed`, where an epoch ends, and the source is to be looked at with care.
-        inline: with `feed`, what the consumer does to an item itself while there are 0 workers; None keeps one worker.
+        inline: with `feed`, what the consumer does to an item itself while there are 0 workers, or where one of them
+            failed; None keeps one worker.
+        refused: told the error of a worker whose item the consumer then made itself; there are 0 workers from then on.
         finish: applied to each result in the parent's worker thread (pinning memory).
         may_stop: a StopIteration of `fn` ends the consumer's loop, as it does in a DataLoader; else it is an error.
         delivered: told the number of each result, when the consumer gets it.
@@ -69,6 +71,7 @@ class ElasticMap(Generic[Y]):
         feed: bool = False,
         hold: Hold | None = None,
         inline: Callable[[Any], Y] | None = None,
+        refused: Callable[[Exception], None] | None = None,
         finish: Callable[[Y], Y] | None = None,
         may_stop: bool = False,
         delivered: Callable[[int], None] | None = None,
@@ -85,7 +88,7 @@ class ElasticMap(Generic[Y]):
         self._source, self.pool, self._finish, self._timeout_s = source, pool, finish, timeout_s
         self._feeding, self._inline = feed, inline if feed else None
         self._fewest = 1 if self._inline is None else 0
-        self._clock, self._tell = clock or Clock(), delivered
+        self._clock, self._tell, self._refused = clock or Clock(), delivered, refused
         self._idle_s: float | None = None
         self._line = Line(window, ordered, hold or Hold())
         self._threads = WorkerThreads(
@@ -185,6 +188,8 @@ class ElasticMap(Generic[Y]):
             return self._compute(task)
         value, self.state = entry
         if type(value) is Raised:
+            if self._inline is not None and value.item is not None and isinstance(value.error, Exception):
+                return self._made_here((number, value.item, None), value.error)
             if self._threads.alive < self.workers:
                 # What ended a worker is what the user must hear of, not that nobody could take its place.
                 with suppress(Exception):
@@ -230,6 +235,14 @@ class ElasticMap(Generic[Y]):
         if self.workers or not line.inbox or line.inbox[0][0] >= line.end():
             return None
         return line.inbox.popleft()
+
+    def _made_here(self, task: Task, error: Exception) -> Y:
+        """Return what a worker could not make, as the consumer could all along; what that raises is the user's own."""
+        made = self._compute(task)
+        self.resize(0)
+        if self._refused is not None:
+            self._refused(error)
+        return made
 
     def _compute(self, task: Task) -> Y:
         assert self._inline is not None

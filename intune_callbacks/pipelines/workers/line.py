@@ -18,12 +18,17 @@ Task = tuple[int, Any, Any]
 
 
 class Raised:
-    """An exception on its way to its item's place in the order."""
+    """An exception on its way to its item's place in the order.
 
-    __slots__ = ("error",)
+    Args:
+        error: what was raised.
+        item: what raised it in a worker; None where the source did.
+    """
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    __slots__ = ("error", "item")
+
+    def __init__(self, error: BaseException, item: Any = None) -> None:
+        self.error, self.item = error, item
 
 
 class Line:

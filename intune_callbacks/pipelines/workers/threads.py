@@ -145,7 +145,7 @@ class WorkerThreads:
                         value = Raised(RuntimeError(f"{self._name} raised StopIteration on an item"))
                         value.error.__cause__ = error
                 except BaseException as error:
-                    value = Raised(error)
+                    value = Raised(error, item)
                 busy_s = wall() - begin_s
                 if cpu_s < 0.0:
                     cpu_s = cpu() - begin_cpu_s
