@@ -119,7 +119,7 @@ def test_the_exposed_wait_is_logged_on_a_gpu_only(monkeypatch: pytest.MonkeyPatc
 
         def fetch_begin(self) -> None: ...
 
-        batch_end = fetch_end = fetch_begin
+        fetch_end = fetch_begin
 
     start = lightning_fit.Fit.start
 

@@ -123,7 +123,6 @@ class FakeEvent:
 
 def step(gpu: Gpu, wait: CudaWait, *, kernel_s: float, host_s: float, fetch_s: float) -> None:
     gpu.kernel(kernel_s)
-    wait.batch_end()
     gpu.now_s += host_s
     wait.fetch_begin()
     gpu.now_s += fetch_s
@@ -168,7 +167,6 @@ def test_a_gap_that_is_not_over_is_read_later() -> None:
     gpu = Gpu()
     wait = CudaWait(gpu.event, gpu.clock())
     gpu.kernel(1.0)
-    wait.batch_end()
     wait.fetch_begin()
     gpu.now_s += 3.0
     gpu.kernel(0.5)  # another stream user got in before the start event: it is done at 3.5 s
@@ -188,16 +186,42 @@ def test_two_fetches_in_a_row_count_once_each() -> None:
     assert wait.read() == pytest.approx(2.0 + 4.0)
 
 
-def test_fetches_before_the_first_batch_and_ends_without_begin_are_ignored() -> None:
+def test_an_end_without_a_begin_is_ignored() -> None:
     gpu = Gpu()
     wait = CudaWait(gpu.event, gpu.clock())
-    wait.fetch_begin()
-    gpu.now_s += 3.0
     wait.fetch_end()
-    wait.batch_end()
     gpu.now_s += 3.0
     wait.fetch_end()
     assert wait.read() == 0.0
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_of_short_steps_a_random_part_is_measured(together: bool) -> None:
+    """Every fourth batch is waited for, as with four workers: no stride may meet only those, or only the others."""
+    gpu, made = Gpu(), []
+
+    def event() -> FakeEvent:
+        made.append(gpu.now_s)
+        return gpu.event()
+
+    wait = CudaWait(event, gpu.clock())
+    exposed_s = 0.0
+    for number in range(40_000):
+        fetch_s = 0.003 if number % 4 == 0 else 0.00001
+        skipped = together and wait.skips > 0
+        gpu.kernel(0.0002)
+        if skipped:
+            gpu.now_s += fetch_s
+            wait.skip(1)
+        else:
+            wait.fetch_begin()
+            gpu.now_s += fetch_s
+            wait.fetch_end()
+        exposed_s += max(0.0, fetch_s - 0.0002)
+        gpu.now_s += 0.0002
+    assert wait.read() == pytest.approx(exposed_s, rel=0.05)
+    # Each that is measured takes an event or two.
+    assert 50 * gpu.now_s < len(made) < 400 * gpu.now_s
 
 
 def test_a_cuda_error_ends_the_measurement_silently() -> None:

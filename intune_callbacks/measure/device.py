@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import Any, Protocol
 
 from intune_callbacks.types import Clock
 
 __all__ = ["CudaWait", "Event", "GpuProbe", "cuda_wait"]
+
+
+EVERY_S, SHORTEST_S, KEEP = 0.005, 1e-5, 0.9
+"""On average one fetch in so many seconds is measured, which takes five calls of CUDA. A choice: on a virtual machine
+these took 60 us, a hundredth of that; and two hundred a second tell a share. No step is shorter than the second one.
+How long one takes is a mean of the last ten or so that were measured."""
 
 
 class GpuProbe:
@@ -67,55 +75,84 @@ class Event(Protocol):
 class CudaWait:
     """Adds up the time the GPU stood idle while the training loop was blocked in the fetch.
 
-    An event is recorded behind each batch's work. If it is not done when the next fetch returns, the GPU was busy all
-    along: no stall, however long the fetch took. If it is done, a second event recorded at that moment ends the idle
-    gap, and the part of the gap that lies inside the fetch is the exposed wait (the name of Ray Data's panel). The gap
-    is read a step or more later, once the second event is done; nothing here ever synchronizes.
+    An event is recorded behind all work that is queued when the loop asks for its next batch. If it is not done when
+    the fetch returns, the GPU was busy all along: no stall, however long the fetch took. If it is done, a second event
+    recorded at that moment ends the idle gap, and the part of the gap that lies inside the fetch is the exposed wait
+    (the name of Ray Data's panel). The gap is read a step or more later, once the second event is done; nothing here
+    ever synchronizes.
+
+    Where steps are short, some fetches are measured, drawn at random, and stand for the others: which are measured must
+    not depend on how long they take.
 
     An error of CUDA ends the measurement and is left to the training to report.
 
     Args:
         make_event: returns a new event with timing enabled.
         clock: its `wall` times the fetch; the real one by default.
+
+    Attributes:
+        skips: fetches that need not be told one by one.
     """
 
     def __init__(self, make_event: Callable[[], Event], clock: Clock | None = None) -> None:
         self._make_event: Callable[[], Event] | None = make_event
         self._now = (clock or Clock()).wall
+        self._random = Random(0)
         self._fetch_begin_s: float | None = None
         self._work_end: Event | None = None
-        self._gaps: deque[tuple[Event, Event, float]] = deque(maxlen=64)
+        self._gaps: deque[tuple[Event, Event, float, float]] = deque(maxlen=64)
         self._exposed_wait_s = 0.0
+        self.skips = 0
+        self._stands_for, self._fetches, self._last_s = 1.0, 1, self._now()
+        self._lately = 0.0, 0.0
 
-    def batch_end(self) -> None:
-        """All GPU work of a batch is queued; call it again after other GPU work, such as validation."""
-        if self._make_event is None:
+    def fetch_begin(self) -> None:
+        """The loop asks for the next batch: all work of the last one is queued, and of what else it did since."""
+        self._fetch_begin_s = None
+        if self.skips or self._make_event is None:
             return
         try:
-            event = self._make_event()
-            event.record()
-            self._work_end = event
+            self._work_end = self._work_end or self._make_event()
+            self._work_end.record()
+            self._fetch_begin_s = self._now()
         except Exception:
             self._make_event = None
 
-    def fetch_begin(self) -> None:
-        """The loop asks for the next batch."""
-        self._fetch_begin_s = self._now()
-
     def fetch_end(self) -> None:
         """The loop has its batch."""
-        begin_s, self._fetch_begin_s = self._fetch_begin_s, None
-        if self._make_event is None or self._work_end is None or begin_s is None:
+        self.skip(1)
+        if self._make_event is None or self._work_end is None or self._fetch_begin_s is None:
             return
-        fetch_s = self._now() - begin_s
+        now_s = self._now()
         try:
             self._collect()
             if self._work_end.query():
                 start = self._make_event()
                 start.record()
-                self._gaps.append((self._work_end, start, fetch_s))
+                self._gaps.append((self._work_end, start, now_s - self._fetch_begin_s, self._stands_for))
+                self._work_end = None
         except Exception:
             self._make_event = None
+        self._fetch_begin_s = None
+        self._draw(self._step_s(now_s))
+
+    def _step_s(self, now_s: float) -> float:
+        """Return the seconds of a step, of the last few that were measured and all between them."""
+        seconds, steps = self._lately
+        self._lately = KEEP * seconds + now_s - self._last_s, KEEP * steps + self._fetches
+        self._last_s = now_s
+        return max(SHORTEST_S, self._lately[0] / self._lately[1])
+
+    def _draw(self, step_s: float) -> None:
+        """Draw how many fetches to skip, so that each is measured with the same probability."""
+        share = min(1.0, step_s / EVERY_S)
+        self._stands_for = 1.0 / share
+        self.skips = 0 if share >= 1.0 else int(math.log(1.0 - self._random.random()) / math.log(1.0 - share))
+        self._fetches = self.skips + 1
+
+    def skip(self, fetches: int) -> None:
+        """So many fetches were not measured."""
+        self.skips = max(0, self.skips - fetches)
 
     def read(self) -> float | None:
         """Return the exposed wait so far in seconds, the last gaps perhaps still missing; None after a CUDA error."""
@@ -130,9 +167,9 @@ class CudaWait:
 
     def _collect(self) -> None:
         while self._gaps and self._gaps[0][1].query():
-            end, start, fetch_s = self._gaps.popleft()
+            end, start, fetch_s, stands_for = self._gaps.popleft()
             # Gap and fetch end at the same moment, so the shorter of the two is what they share.
-            self._exposed_wait_s += min(max(end.elapsed_time(start) / 1000.0, 0.0), fetch_s)
+            self._exposed_wait_s += stands_for * min(max(end.elapsed_time(start) / 1000.0, 0.0), fetch_s)
 
 
 def cuda_wait(clock: Clock | None = None) -> CudaWait | None:

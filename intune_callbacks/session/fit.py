@@ -185,7 +185,6 @@ class TunedFit:
 
     def _before_fetch(self) -> None:
         if self._cuda is not None:
-            self._cuda.batch_end()  # here, so that the work of validation and of other callbacks is in it
             self._cuda.fetch_begin()
 
     def _after_fetch(self) -> None:

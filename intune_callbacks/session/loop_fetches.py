@@ -23,17 +23,17 @@ class Together:
         count: returns the samples of a batch.
 
     Attributes:
-        until_s: by that clock; a fetch that begins later is told by itself.
+        until_s, most: a fetch that begins later by that clock, or behind so many, is told by itself.
         batches, samples, wait_s: since they were told last.
         last_s: when the last of them was over, by that clock.
     """
 
-    __slots__ = ("batches", "count", "last_s", "now", "samples", "until_s", "wait_s")
+    __slots__ = ("batches", "count", "last_s", "most", "now", "samples", "until_s", "wait_s")
 
     def __init__(self, clock: Clock, count: Callable[[Any], int]) -> None:
         self.now, self.count = clock.wall, count
         self.batches, self.samples, self.wait_s, self.until_s = 0, 0, 0.0, 0.0
-        self.last_s = 0.0
+        self.last_s, self.most = 0.0, 0
 
     def tell(self, timer: StepTimer) -> tuple[int, int]:
         """Have the timer count them and return how many they were and their samples; the next one is told by itself."""
@@ -132,7 +132,7 @@ class Fetches(Telling):
     def __next__(self) -> Any:
         together = self._together
         begin_s = together.now()
-        if begin_s >= together.until_s:
+        if begin_s >= together.until_s or together.batches >= together.most:
             return self._fetched(self.inner.__next__, (StopIteration,))
         try:
             batch = self.inner.__next__()

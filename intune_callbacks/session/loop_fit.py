@@ -141,8 +141,9 @@ class Fit(TunedFit):
                 self._unseen += self._batch_samples
                 if self._fetches[0] == MEET_CUDA_AT:
                     self._cuda = cuda_wait()
-            if delivered and self._cuda is None and len(self._fetches) == 1 and self._fetches[0] >= MEET_CUDA_AT:
+            if delivered and len(self._fetches) == 1 and self._fetches[0] >= MEET_CUDA_AT:
                 self.together.until_s = self._next_look_s
+                self.together.most = sys.maxsize if self._cuda is None else self._cuda.skips
         except Exception as error:
             self.give_up("the moment after a fetch", error)
 
@@ -271,6 +272,8 @@ class Fit(TunedFit):
     def _tell_together(self) -> None:
         """Count the fetches since the last one that was told by itself."""
         batches, samples = self.together.tell(self._timer)
+        if self._cuda is not None:
+            self._cuda.skip(batches)
         self._fetches[0] += batches
         self._unseen += samples
 
