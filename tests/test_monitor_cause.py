@@ -20,6 +20,8 @@ from intune_callbacks.types import Hint, Stage, StageRates
 def test_starts_of_epochs_are_spread_over_the_batches() -> None:
     seen = window((stage("load", 2, knob=LOADER), rate(0.02, 0.01)), seam_s=3.0)
     assert seen.seam_s == pytest.approx(0.03) and seen.cpus_busy == pytest.approx(1.0)
+    # Of 8 CPUs, 16 would be busy: most of it was computed while the epochs began.
+    assert replace(seen, rates={"load": rate(0.2, 0.16)}).cpus_busy == pytest.approx(8.0)
 
 
 def test_what_a_summary_keeps_is_enough_for_the_causes() -> None:

@@ -54,6 +54,10 @@ def test_a_model_nearly_as_slow_needs_none() -> None:
     assert outgrow(seen(model_s=0.0499)) is None
 
 
+def test_what_is_made_while_an_epoch_begins_is_no_pace() -> None:
+    assert outgrow(replace(seen(model_s=0.02), seam_s=0.2)) is None
+
+
 def test_more_than_a_network_carries() -> None:
     found = outgrow(seen(model_s=0.02, item_bytes=100e6))
     assert found is not None

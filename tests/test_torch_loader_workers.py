@@ -106,10 +106,12 @@ def adopted(dataset, **arguments):
     return pipeline, iterator
 
 
-def test_an_error_surfaces_at_its_batch_with_the_workers_traceback() -> None:
-    before, error, after = consume(*adopted(Faulty(13, "raise")))
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_surfaces_at_its_batch_with_the_workers_traceback(num_workers: int) -> None:
+    before, error, after = consume(*adopted(Faulty(13, "raise"), num_workers=num_workers))
     assert len(before) == 3 and before[-1] == [8, 9, 10, 11]
-    assert isinstance(error, KeyError) and "__getitem__" in str(error.__cause__)
+    # With no workers of the user's it is the training that raised it, at last.
+    assert isinstance(error, KeyError) and ("__getitem__" in str(error.__cause__)) == bool(num_workers)
     assert after == [[i, i + 1, i + 2, i + 3] for i in range(16, 40, 4)]
 
 

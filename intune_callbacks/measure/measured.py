@@ -76,8 +76,8 @@ class Measured:
 
     @property
     def cpus_busy(self) -> float:
-        """CPUs the input pipeline has in use on average."""
-        return self.cpu_s / self.period_s
+        """CPUs the input pipeline has in use on average; what is made while an epoch begins does not make it more."""
+        return max(min(self.cpu_s / self.period_s, self.cpus), self.cpu_s / (self.period_s + self.seam_s))
 
     @property
     def cpus_had(self) -> float:

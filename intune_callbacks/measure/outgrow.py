@@ -58,6 +58,8 @@ def outgrow(seen: Measured, share: float = 1.0) -> Outgrow | None:
     made, had = 1.0 / seen.period_s, seen.cpus_had
     if had <= 0.0 or seen.cpu_s <= 0.0 or seen.model_s <= 0.0:
         return None
+    if seen.seam_s > seen.period_s:  # most is made while an epoch begins, where more CPUs end no batch sooner
+        return None
     most = max(had + 1.0, MOST_TIMES * had)
     needed = math.ceil(min(seen.cpu_s / (PACE * seen.model_s), most))
     takes = 1.0 / seen.model_s

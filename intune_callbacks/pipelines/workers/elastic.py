@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.workers.line import WAIT_S, Line, Raised, Task
@@ -188,7 +189,9 @@ class ElasticMap(Generic[Y]):
             return self._compute(task)
         value, self.state = entry
         if type(value) is Raised:
-            if self._inline is not None and value.item is not None and isinstance(value.error, Exception):
+            # What has killed a worker might kill the training.
+            is_tried = isinstance(value.error, Exception) and not isinstance(value.error, WorkerDied)
+            if self._inline is not None and value.item is not None and is_tried:
                 return self._made_here((number, value.item, None), value.error)
             if self._threads.alive < self.workers:
                 # What ended a worker is what the user must hear of, not that nobody could take its place.
