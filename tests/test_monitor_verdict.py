@@ -147,6 +147,9 @@ def test_few_long_waits_are_judged_by_their_share_of_the_time() -> None:
     assert settle([observation(0.15), observation(0.22), observation(0.25)]).unevenly == 0.0
     on_gpu = [replace(one, exposed_wait_frac=0.01) for one in [usual] * 8 + [long] * 2]
     assert settle(on_gpu).kind == "compute-bound", "the GPU had work meanwhile"
+    # As where 18 workers deliver all at once, and then nothing for a second.
+    idle = [replace(one, exposed_wait_frac=one.wait_frac) for one in [usual] * 8 + [long] * 2]
+    assert settle(idle).why == "the GPU stood idle 30 % of the time for data, but unevenly: 0 % in most windows"
 
 
 def test_windows_may_be_the_end_of_a_longer_time() -> None:

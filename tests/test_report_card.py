@@ -101,6 +101,8 @@ def test_the_whole_run_is_the_figure() -> None:
             "1 600 samples/s while it runs, 800 with its start and its pauses",
         ),
         ({"seam_s": 0.5, "paused_s": 0.1}, "1 600 samples/s at last, 800 in the whole run"),
+        # An eighth of the time, of the half that is lost: it was mostly something else.
+        ({"seam_s": 2.5, "paused_s": 0.0}, "1 600 samples/s at last, 800 in the whole run"),
     ],
 )
 def test_what_lies_between_the_two_figures(changes: dict[str, float], told: str | None) -> None:

@@ -51,7 +51,7 @@ class Verdict:
 
 
 class Waited:
-    """The share of all windows' time, but for that with the longest wait, in which the training loop was blocked.
+    """The share of all windows' time, but for that with the longest wait, in which GPU or loop waited for data.
 
     Args:
         observations: to begin with.
@@ -65,7 +65,8 @@ class Waited:
 
     def add(self, seen: Observation) -> None:
         """Take one window."""
-        waited_s = seen.wait_frac * seen.elapsed_s
+        share = seen.wait_frac if seen.exposed_wait_frac is None else seen.exposed_wait_frac
+        waited_s = share * seen.elapsed_s
         self._wait_s, self._elapsed_s = self._wait_s + waited_s, self._elapsed_s + seen.elapsed_s
         self._longest_s = max(self._longest_s, (waited_s, seen.elapsed_s))
 
@@ -80,8 +81,8 @@ def settle(observations: Sequence[Observation], waited: float | None = None) -> 
     """Judge several windows by their medians, so that one odd window does not decide.
 
     The GPU's idle share is judged where it is known, else the share the training loop was blocked: a blocked loop does
-    no harm while the GPU still has queued work. Waits that are few and long, as of storage that stalls, are in no
-    median: where they are much of the time, their share of it is judged.
+    no harm while the GPU still has queued work. Waits that are few and long, as of storage that stalls or of workers
+    that deliver all at once, are in no median: where they are much of the time, their share of it is judged.
 
     Args:
         observations: the windows, oldest first; the stages of the last one are judged.
@@ -97,12 +98,13 @@ def settle(observations: Sequence[Observation], waited: float | None = None) -> 
     on_gpu = len(exposed) == len(observations)
     wait_frac = median(exposed) if on_gpu else median(o.wait_frac for o in observations)
     all_frac = Waited(observations).share if waited is None else waited
-    if not on_gpu and all_frac >= COMPUTE_BOUND and all_frac > UNEVEN * wait_frac:
+    waits = "the GPU stood idle" if on_gpu else "the trainer waited"
+    if all_frac >= COMPUTE_BOUND and all_frac > UNEVEN * wait_frac:
         kind: VerdictKind = "input-bound" if all_frac >= INPUT_BOUND else "balanced"
-        why = f"the trainer waited {percent(all_frac)} of the time for data, but unevenly"
+        why = f"{waits} {percent(all_frac)} of the time for data, but unevenly"
         return Verdict(kind, None, _headroom(all_frac), f"{why}: {percent(wait_frac)} in most windows", all_frac)
     headroom = _headroom(wait_frac)
-    who = f"the {'GPU stood idle' if on_gpu else 'trainer waited'} {percent(wait_frac)} of each step"
+    who = f"{waits} {percent(wait_frac)} of each step"
 
     if wait_frac >= INPUT_BOUND:
         stage = _guilty(observations)

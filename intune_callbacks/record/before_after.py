@@ -183,7 +183,7 @@ def describe(
         known |= {key: value for key, value in asdict(_figures(*span)).items() if value is not None}
     return Side(
         **known,
-        exposed_wait_frac=_middle([o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]),
+        exposed_wait_frac=_idle_frac([o for o in observations if o.exposed_wait_frac is not None]),
         model_s=_middle([o.model_s for o in observations]),
         allocation=last.allocation if last else {},
         memory_used_bytes=last.resources.memory_used_bytes if last else None,
@@ -200,6 +200,12 @@ def describe(
 
 def _rate(part: float, seconds: float) -> float | None:
     return six_digits(part / seconds) if seconds > 0.0 else None
+
+
+def _idle_frac(observations: Sequence[Observation]) -> float | None:
+    """Return the GPU's share of all these windows: workers that deliver all at once let it wait in few of them."""
+    idle_s = sum((o.exposed_wait_frac or 0.0) * o.elapsed_s for o in observations)
+    return _rate(idle_s, sum(o.elapsed_s for o in observations))
 
 
 def _middle(values: Sequence[float]) -> float | None:

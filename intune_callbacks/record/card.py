@@ -155,7 +155,8 @@ def _apart(report: Report, whole: Span, rate: float) -> list[str]:
     if running is None or abs(running - rate) <= APART * running:
         return []
     seam_s, paused_s = whole.seam_s or 0.0, whole.paused_s or 0.0
-    if running < rate or seam_s + paused_s < APART * (whole.wall_s or 0.0):
+    lost = max(APART, 0.5 * (1.0 - rate / running))  # half of it at least is to be explained
+    if running < rate or seam_s + paused_s < lost * (whole.wall_s or 0.0):
         return [f"{amount(running)} samples/s at last, {amount(rate)} in the whole run"]
     if paused_s > seam_s:
         return [f"{amount(running)} samples/s while it runs, {amount(rate)} with its start and its pauses"]
