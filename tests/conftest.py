@@ -43,7 +43,7 @@ CAMPAIGN = {
     *("keras_backends", "keras_pydataset", "keras_unchanged", "start_methods"),
     *("helpers", "helpers_packages", "helpers_refused"),
     *("lightning_unchanged", "lightning_memory", "tfdata_memory"),
-    *("dlrm_hybrid", "dlrm_hybrid_fit", "dlrm_hybrid_jax", "dlrm_hybrid_ranks", "lightning_ddp", "loop_ranks"),
+    *("cuda", "dlrm_hybrid", "dlrm_hybrid_fit", "dlrm_hybrid_jax", "dlrm_hybrid_ranks", "lightning_ddp", "loop_ranks"),
     *("page_browser", "docs", "examples", "recipes_all", "recipes_bad_rows", "dlrm_dcn", "net_hostile"),
     *("benchmarks", "benchmarks_machine", "benchmarks_criteo", "benchmarks_never_slower"),
     *("benchmarks_tfdata", "benchmarks_wild"),

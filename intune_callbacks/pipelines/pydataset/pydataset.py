@@ -115,7 +115,7 @@ class PyDatasetPipeline:
         """Return the plain values the dataset holds now, None where no process gets a copy."""
         return plain_values(self._dataset) if self._kind == "process" else None
 
-    def _stay(self, error: Exception) -> None:
+    def _stay(self, error: BaseException) -> None:
         """Leave it to the training process: it made a batch that a worker could not."""
         self.workers, self._stays = 0, first_line(error)
         self.why_not = self._stays

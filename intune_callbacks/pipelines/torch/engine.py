@@ -139,7 +139,7 @@ class Engines:
             if self.workers < before:
                 self.most = self.workers
 
-    def stay(self, error: Exception) -> None:
+    def stay(self, error: BaseException) -> None:
         """Leave it to the user's workers, or to the training process: there a batch was made that ours could not."""
         self.stays = self.why_not = first_line(error)
         self.workers, self.window = self.own

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.workers.line import WAIT_S, Line, Raised, Task
@@ -43,15 +42,13 @@ class ElasticMap(Generic[Y]):
             that item was delivered.
         feed: pull the source in the consumer's thread (index samplers that draw random numbers), window ahead.
         hold: with `feed`, where an epoch ends, and the source is to be looked at with care.
-        inline: with `feed`, what the consumer does to an item itself while there are 0 workers, or where one of them
-            failed; None keeps one worker.
+        inline: with `feed`, what the consumer does itself, with 0 workers or where one failed; None keeps one worker.
         refused: told the error of a worker whose item the consumer then made itself; there are 0 workers from then on.
         finish: applied to each result in the parent's worker thread (pinning memory).
         may_stop: a StopIteration of `fn` ends the consumer's loop, as it does in a DataLoader; else it is an error.
         delivered: told the number of each result, when the consumer gets it.
         timeout_s: raise RuntimeError if one item takes longer to arrive; 0 waits for as long as a worker lives.
-        counters: where to count; a new `Counters` by default.
-        clock: wall and CPU clock.
+        counters, clock: where to count, and wall and CPU clock; new ones by default.
         name: the stage's name, used for thread names and errors.
 
     Raises:
@@ -72,7 +69,7 @@ class ElasticMap(Generic[Y]):
         feed: bool = False,
         hold: Hold | None = None,
         inline: Callable[[Any], Y] | None = None,
-        refused: Callable[[Exception], None] | None = None,
+        refused: Callable[[BaseException], None] = lambda error: None,
         finish: Callable[[Y], Y] | None = None,
         may_stop: bool = False,
         delivered: Callable[[int], None] | None = None,
@@ -189,9 +186,7 @@ class ElasticMap(Generic[Y]):
             return self._compute(task)
         value, self.state = entry
         if type(value) is Raised:
-            # What has killed a worker might kill the training.
-            is_tried = isinstance(value.error, Exception) and not isinstance(value.error, WorkerDied)
-            if self._inline is not None and value.item is not None and is_tried:
+            if self._inline is not None and value.may_be_tried:
                 return self._made_here((number, value.item, None), value.error)
             if self._threads.alive < self.workers:
                 # What ended a worker is what the user must hear of, not that nobody could take its place.
@@ -239,12 +234,11 @@ class ElasticMap(Generic[Y]):
             return None
         return line.inbox.popleft()
 
-    def _made_here(self, task: Task, error: Exception) -> Y:
+    def _made_here(self, task: Task, error: BaseException) -> Y:
         """Return what a worker could not make, as the consumer could all along; what that raises is the user's own."""
         made = self._compute(task)
         self.resize(0)
-        if self._refused is not None:
-            self._refused(error)
+        self._refused(error)
         return made
 
     def _compute(self, task: Task) -> Y:
@@ -301,10 +295,6 @@ class ElasticMap(Generic[Y]):
         self._line.abort()
 
     def close(self) -> bool:
-        """Stop and wait, at most ten seconds in all, until no worker touches the source any more.
-
-        Returns:
-            True if all worker threads have ended.
-        """
+        """Stop, wait ten seconds at most until no worker touches the source, and return whether all threads ended."""
         self.abort()
         return self._threads.join()

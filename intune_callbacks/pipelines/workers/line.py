@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from typing import Any
 
+from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.hold import Hold
 
 __all__ = ["WAIT_S", "Line", "Raised", "Task"]
@@ -29,6 +30,11 @@ class Raised:
 
     def __init__(self, error: BaseException, item: Any = None) -> None:
         self.error, self.item = error, item
+
+    @property
+    def may_be_tried(self) -> bool:
+        """Whether the training process may compute the item anew: what has killed a worker might kill that."""
+        return self.item is not None and isinstance(self.error, Exception) and not isinstance(self.error, WorkerDied)
 
 
 class Line:
