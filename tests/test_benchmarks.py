@@ -166,6 +166,13 @@ def test_reach_rows() -> None:
     assert all(row["losses"] == "same" and row["stock_s"] > 0 for row in rows)
 
 
+def test_gap_rows() -> None:
+    from benchmarks.gaps import main
+
+    (row,) = main(["--quick", "--methods", "fork"])["rows"]
+    assert row["stock_ms"] > 10.0 and row["resized_ms"] > 0.0 and row["ratio"] > 0.0
+
+
 def test_overhead_rows() -> None:
     from benchmarks.overhead import main
 
