@@ -101,7 +101,7 @@ def trained(loader: Any, stop: int | None = None) -> list[Any]:
 
 
 def assert_nothing_is_left() -> None:
-    assert eventually(lambda: not children() and not ours(), 8.0)
+    assert eventually(lambda: not children() and not ours(), 30.0)
 
 
 def ours() -> list[threading.Thread]:
