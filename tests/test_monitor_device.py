@@ -212,7 +212,7 @@ def test_of_short_steps_a_random_part_is_measured(together: bool) -> None:
         gpu.kernel(0.0002)
         if skipped:
             gpu.now_s += fetch_s
-            wait.skip(1)
+            wait.skip(1, fetch_s)
         else:
             wait.fetch_begin()
             gpu.now_s += fetch_s
@@ -222,6 +222,28 @@ def test_of_short_steps_a_random_part_is_measured(together: bool) -> None:
     assert wait.read() == pytest.approx(exposed_s, rel=0.05)
     # Each that is measured takes an event or two.
     assert 50 * gpu.now_s < len(made) < 400 * gpu.now_s
+
+
+@pytest.mark.parametrize("kernel_s", [0.001, 0.004])
+def test_each_second_tells_of_few_long_fetches_among_many_short_ones(kernel_s: float) -> None:
+    """Storage that stalls for half a second every 256 steps: the GPU waits for it, or has as much work queued."""
+    gpu = Gpu()
+    wait = CudaWait(gpu.event, gpu.clock())
+    wrong_s, before = [], (0.0, 0.0)
+    exposed_s = 0.0
+    for number in range(40_000):
+        gpu.kernel(kernel_s)
+        gpu.now_s += 0.001
+        begin_s = gpu.now_s
+        wait.fetch_begin()
+        gpu.now_s += 0.5 if number % 256 == 128 else 0.00001
+        wait.fetch_end()
+        exposed_s += max(0.0, gpu.now_s - max(begin_s, gpu.busy_until_s))
+        if gpu.now_s - before[0] > 3.0:
+            wrong_s.append((wait.read() or 0.0) - before[1] - exposed_s)
+            before, exposed_s = (gpu.now_s, wait.read() or 0.0), 0.0
+    assert len(wrong_s) > 20
+    assert max(abs(one) for one in wrong_s[1:]) < 0.1  # of some two seconds
 
 
 def test_a_cuda_error_ends_the_measurement_silently() -> None:

@@ -16,10 +16,11 @@ from intune_callbacks.types import Clock
 __all__ = ["CudaWait", "Event", "GpuProbe", "cuda_wait"]
 
 
-EVERY_S, SHORTEST_S, KEEP = 0.005, 1e-5, 0.9
+EVERY_S, SHORTEST_S, KEEP, LATELY_S = 0.005, 1e-5, 0.9, 0.1
 """On average one fetch in so many seconds is measured, which takes five calls of CUDA. A choice: on a virtual machine
 these took 60 us, a hundredth of that; and two hundred a second tell a share. No step is shorter than the second one.
-How long one takes is a mean of the last ten or so that were measured."""
+How long one takes is a mean of the last ten or so that were measured; which share of a wait is exposed, of so many
+seconds of it that were measured last, or of a single longer fetch."""
 
 
 class GpuProbe:
@@ -81,8 +82,9 @@ class CudaWait:
     (the name of Ray Data's panel). The gap is read a step or more later, once the second event is done; nothing here
     ever synchronizes.
 
-    Where steps are short, some fetches are measured, drawn at random, and stand for the others: which are measured must
-    not depend on how long they take.
+    Where steps are short, some fetches are measured, drawn at random: which are measured must not depend on how long
+    they take. Of what was waited in the others the same share is exposed. How long that was is known: were a fetch that
+    is measured to stand for so many others, a few long ones among many short would make the sum a matter of luck.
 
     An error of CUDA ends the measurement and is left to the training to report.
 
@@ -100,40 +102,45 @@ class CudaWait:
         self._random = Random(0)
         self._fetch_begin_s: float | None = None
         self._work_end: Event | None = None
-        self._gaps: deque[tuple[Event, Event, float, float]] = deque(maxlen=64)
-        self._exposed_wait_s = 0.0
+        self._gaps: deque[tuple[Event, Event, float]] = deque(maxlen=64)
+        self._exposed_wait_s = self._skipped_s = 0.0
         self.skips = 0
-        self._stands_for, self._fetches, self._last_s = 1.0, 1, self._now()
-        self._lately = 0.0, 0.0
+        self._fetches, self._last_s = 1, self._now()
+        # Seconds and steps; seconds that were waited in measured fetches, and exposed ones among them.
+        self._lately, self._measured = (0.0, 0.0), (0.0, 0.0)
 
     def fetch_begin(self) -> None:
         """The loop asks for the next batch: all work of the last one is queued, and of what else it did since."""
-        self._fetch_begin_s = None
-        if self.skips or self._make_event is None:
+        if self._make_event is None:
             return
-        try:
-            self._work_end = self._work_end or self._make_event()
-            self._work_end.record()
-            self._fetch_begin_s = self._now()
-        except Exception:
-            self._make_event = None
+        if not self.skips:
+            try:
+                self._work_end = self._work_end or self._make_event()
+                self._work_end.record()
+            except Exception:
+                self._make_event = None
+        self._fetch_begin_s = self._now()
 
     def fetch_end(self) -> None:
         """The loop has its batch."""
-        self.skip(1)
-        if self._make_event is None or self._work_end is None or self._fetch_begin_s is None:
+        begin_s, self._fetch_begin_s = self._fetch_begin_s, None
+        if self._make_event is None or begin_s is None:
             return
         now_s = self._now()
+        if self.skips or self._work_end is None:
+            self.skip(1, now_s - begin_s)
+            return
         try:
             self._collect()
             if self._work_end.query():
                 start = self._make_event()
                 start.record()
-                self._gaps.append((self._work_end, start, now_s - self._fetch_begin_s, self._stands_for))
+                self._gaps.append((self._work_end, start, now_s - begin_s))
                 self._work_end = None
+            else:
+                self._add(now_s - begin_s, 0.0)
         except Exception:
             self._make_event = None
-        self._fetch_begin_s = None
         self._draw(self._step_s(now_s))
 
     def _step_s(self, now_s: float) -> float:
@@ -146,13 +153,13 @@ class CudaWait:
     def _draw(self, step_s: float) -> None:
         """Draw how many fetches to skip, so that each is measured with the same probability."""
         share = min(1.0, step_s / EVERY_S)
-        self._stands_for = 1.0 / share
         self.skips = 0 if share >= 1.0 else int(math.log(1.0 - self._random.random()) / math.log(1.0 - share))
         self._fetches = self.skips + 1
 
-    def skip(self, fetches: int) -> None:
-        """So many fetches were not measured."""
+    def skip(self, fetches: int, waited_s: float) -> None:
+        """So many fetches were not measured, in which the loop waited so long."""
         self.skips = max(0, self.skips - fetches)
+        self._skipped_s += waited_s
 
     def read(self) -> float | None:
         """Return the exposed wait so far in seconds, the last gaps perhaps still missing; None after a CUDA error."""
@@ -163,13 +170,23 @@ class CudaWait:
         except Exception:
             self._make_event = None
             return None
+        waited_s, exposed_s = self._measured
+        if waited_s > 0.0:
+            self._exposed_wait_s += self._skipped_s * exposed_s / waited_s
+            self._skipped_s = 0.0
         return self._exposed_wait_s
 
     def _collect(self) -> None:
         while self._gaps and self._gaps[0][1].query():
-            end, start, fetch_s, stands_for = self._gaps.popleft()
+            end, start, fetch_s = self._gaps.popleft()
             # Gap and fetch end at the same moment, so the shorter of the two is what they share.
-            self._exposed_wait_s += stands_for * min(max(end.elapsed_time(start) / 1000.0, 0.0), fetch_s)
+            self._add(fetch_s, min(max(end.elapsed_time(start) / 1000.0, 0.0), fetch_s))
+
+    def _add(self, waited_s: float, exposed_s: float) -> None:
+        """Take a fetch that was measured."""
+        self._exposed_wait_s += exposed_s
+        keep = LATELY_S / (LATELY_S + waited_s)
+        self._measured = keep * self._measured[0] + waited_s, keep * self._measured[1] + exposed_s
 
 
 def cuda_wait(clock: Clock | None = None) -> CudaWait | None:

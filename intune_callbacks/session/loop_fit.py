@@ -271,9 +271,10 @@ class Fit(TunedFit):
 
     def _tell_together(self) -> None:
         """Count the fetches since the last one that was told by itself."""
+        waited_s = self.together.wait_s
         batches, samples = self.together.tell(self._timer)
         if self._cuda is not None:
-            self._cuda.skip(batches)
+            self._cuda.skip(batches, waited_s)
         self._fetches[0] += batches
         self._unseen += samples
 
