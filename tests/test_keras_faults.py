@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -47,6 +48,19 @@ class Breaks(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if batch == 7:
             raise self.error
+
+
+def test_closing_what_an_error_left_open_adds_no_thread_for_good() -> None:
+    before, closed = set(threading.enumerate()), threading.Event()
+
+    class Open:
+        def close(self, interrupted: bool) -> None:
+            threading.current_thread()  # as whoever joins a worker asks
+            closed.set()
+
+    keras_fit._abandoned(Open())  # type: ignore[arg-type]
+    assert closed.wait(30)
+    assert eventually(lambda: set(threading.enumerate()) <= before)
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])

@@ -6,6 +6,7 @@ import _thread
 import atexit
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -276,8 +277,16 @@ def _abandoned(fit: Fit) -> None:
     interrupted = _is_interrupted()
     try:
         # The garbage collector may call this inside any lock of ours; a thread of its own can wait for that lock.
-        _thread.start_new_thread(fit.close, (interrupted,))
+        _thread.start_new_thread(_close_apart, (fit, interrupted))
     except RuntimeError:  # Python is on its way out
+        fit.close(interrupted)
+
+
+def _close_apart(fit: Fit, interrupted: bool) -> None:
+    """Close a fit in a thread that `threading` knows: of any other, whoever asks for it there, it keeps a dummy."""
+    try:
+        threading.Thread(target=fit.close, args=(interrupted,), name="intune-close", daemon=True).start()
+    except RuntimeError:  # no thread is to be had, or Python is on its way out
         fit.close(interrupted)
 
 
