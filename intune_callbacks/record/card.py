@@ -83,7 +83,8 @@ def card_rows(report: Report, folder: Path | None = None) -> list[tuple[str, str
     if written:
         rows.append(("files", f"{', '.join(written)} in {folder}"))
     do = report.next
-    if FOUND in written and report.changes and not report.frozen and report.verdict != SLOWER:
+    is_other = any(row.first != row.current for row in report.stages)
+    if FOUND in written and is_other and not report.frozen and report.verdict != SLOWER:
         do += f"\nor begin it where this one ended: warm_start={json.dumps(str(folder))}"
     return [(label, text) for label, text in rows if text] + [("next", do)]
 

@@ -237,8 +237,8 @@ class ElasticMap(Generic[Y]):
     def _made_here(self, task: Task, error: BaseException) -> Y:
         """Return what a worker could not make, as the consumer could all along; what that raises is the user's own."""
         made = self._compute(task)
+        self._refused(error)  # first, so that whoever asks for others meanwhile asks for none
         self.resize(0)
-        self._refused(error)
         return made
 
     def _compute(self, task: Task) -> Y:
