@@ -132,7 +132,9 @@ class PyDatasetPipeline:
         limits = min(1, self.own), 0 if self._stays else self._high, self.workers
         startup_s = self._startup.expected_s if self._kind == "process" else 0.0
         load = Stage(WORKERS, "cpu", "workers", *limits, knob=workers, startup_s=startup_s)
-        return windowed(load, self.window, knob=window)
+        # Nothing is made ahead for good where the training process makes all.
+        least, most = (self.window,) * 2 if self._stays else (1, MAX_WINDOW)
+        return windowed(load, self.window, low=least, high=most, knob=window)
 
     @property
     def late_hints(self) -> tuple[Hint, ...]:
