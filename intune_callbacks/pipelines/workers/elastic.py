@@ -48,7 +48,8 @@ class ElasticMap(Generic[Y]):
         may_stop: a StopIteration of `fn` ends the consumer's loop, as it does in a DataLoader; else it is an error.
         delivered: told the number of each result, when the consumer gets it.
         timeout_s: raise RuntimeError if one item takes longer to arrive; 0 waits for as long as a worker lives.
-        counters, clock: where to count, and wall and CPU clock; new ones by default.
+        counters: where to count; a new `Counters` by default.
+        clock: wall and CPU clock.
         name: the stage's name, used for thread names and errors.
 
     Raises:
@@ -218,8 +219,7 @@ class ElasticMap(Generic[Y]):
                 raise StopIteration
             if deadline_s is not None and time.monotonic() > deadline_s:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")  # torch's words
-            if begin_s is None:
-                begin_s = self._clock.wall()
+            begin_s = self._clock.wall() if begin_s is None else begin_s
             wait_s = WAIT_S if deadline_s is None else min(WAIT_S, max(0.001, deadline_s - time.monotonic()))
             line.ready.wait(wait_s)
 
