@@ -218,12 +218,8 @@ def test_a_captured_graph_is_trained_the_same(pin_memory: bool, restless: type[R
         torch.manual_seed(0)
         model = network().cuda()
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-        x, label, graph, losses = (
-            torch.zeros(BATCH, WIDTH).cuda(),
-            torch.zeros(BATCH).cuda(),
-            torch.cuda.CUDAGraph(),
-            [],
-        )
+        x, label, losses = torch.zeros(BATCH, WIDTH).cuda(), torch.zeros(BATCH).cuda(), []
+        graph = torch.cuda.CUDAGraph()
 
         def step() -> Any:
             optimizer.zero_grad(set_to_none=False)
