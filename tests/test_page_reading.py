@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 from page_runs import make_run
 
@@ -150,6 +150,7 @@ REPORT = some.dictionaries(some.sampled_from(TOLD), ANY | SIDE | some.lists(STAG
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(lines=[{"step": 0, "observation": {"wait_frac": -2}}], report=None)
 @given(lines=some.lists(DECISION | LINE | ANY, max_size=5), report=some.none() | REPORT | ANY)
 def test_whatever_is_in_the_files_something_is_shown(tmp_path: Path, lines: list[Any], report: Any) -> None:
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

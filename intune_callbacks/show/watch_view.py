@@ -40,7 +40,8 @@ def change(decision: Mapping[str, Any]) -> str:
 def _sparkline(values: Sequence[float | None], most: float | None = None) -> str:
     """Return one bar for each value, from 0 to `most`, by default the largest; a space where it is unknown."""
     most = max((value for value in values if value is not None), default=0.0) if most is None else most
-    steps = [None if v is None else min(len(BARS) - 1, int(v / most * len(BARS))) if most else 0 for v in values]
+    top = len(BARS) - 1
+    steps = [None if v is None else max(0, min(top, int(v / most * len(BARS)))) if most else 0 for v in values]
     return "".join(" " if step is None else BARS[step] for step in steps)
 
 
