@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from benchmarks.exactness_cases import BATCH, PROCESSES, THREADS, WINDOW, Adapter, Elastic, map_style, work
+from benchmarks.exactness_cases import PROCESSES, THREADS, WINDOW, Adapter, Elastic
+from benchmarks.exactness_loaders import BATCH, map_style, work
 from intune_callbacks import later, live
 from intune_callbacks.types import Clock
 

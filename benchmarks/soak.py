@@ -163,7 +163,7 @@ def month(seconds: float, seed: int, mode: str = "tune", looks: int = 30) -> dic
 
 
 def _torch(workers_kind: str, seed: int) -> tuple[Callable[[], Iterator[Any]], Any, int]:
-    from benchmarks.exactness_cases import map_style
+    from benchmarks.exactness_loaders import map_style
     from intune_callbacks.pipelines.find import find
 
     loader = map_style(4_000, seed, num_workers=2, multiprocessing_context="fork")
@@ -173,7 +173,7 @@ def _torch(workers_kind: str, seed: int) -> tuple[Callable[[], Iterator[Any]], A
 
 
 def _nodes(method: str) -> tuple[Callable[[], Iterator[Any]], Any, int]:
-    from benchmarks.exactness_cases import nodes
+    from benchmarks.exactness_loaders import nodes
     from intune_callbacks.pipelines.find import find
 
     context = {"multiprocessing_context": "fork"} if method == "process" else {}

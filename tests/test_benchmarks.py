@@ -58,7 +58,8 @@ def test_an_adapter_that_reorders_is_caught() -> None:
 
     from benchmarks.differences import exact
     from benchmarks.exactness import stress
-    from benchmarks.exactness_cases import Adapter, nodes
+    from benchmarks.exactness_cases import Adapter
+    from benchmarks.exactness_loaders import nodes
 
     class Hasty:
         def __init__(self, items: int) -> None:

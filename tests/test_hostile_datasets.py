@@ -20,7 +20,8 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E402
 
-from benchmarks.hostile import FORK_ONLY, KINDS, Hostile, Pair, as_is, identity  # noqa: E402
+from benchmarks.hostile import FORK_ONLY, KINDS, Hostile, as_is, identity  # noqa: E402
+from benchmarks.hostile_items import Pair  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
