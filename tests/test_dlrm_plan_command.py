@@ -71,6 +71,8 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         ["--tables", "--gpus", "--hbm", "--host", "--dtype", "--optimizer", "--batch", "--max-rows", "--reserve"]
     )
     assert "did you mean 'criteo-1tb-40m'" in str(caught.value)
+    with pytest.raises(ConfigError, match="--hbm 40: expected a size such as 40GiB"):
+        ask(PAPER, 1, "40")  # 40 bytes it would be
     for text in ("", "[]", "3", "[1, 0]", "5 five", '{"a": 1.5}'):
         (tmp_path / "bad").write_text(text)
         with pytest.raises(ConfigError, match="--tables"):

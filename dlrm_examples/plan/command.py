@@ -217,7 +217,8 @@ def _bags(bags: str | None, tables: int, problems: list[str]) -> list[int]:
 
 def _size(name: str, text: str, problems: list[str]) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B|)", text.strip())
-    if match is None or match[2] not in UNITS:
+    # A plain number is rather meant as GB than as the bytes it would be.
+    if match is None or match[2] not in UNITS or (not match[2] and float(match[1])):
         problems.append(f"{name} {text}: expected a size such as 40GiB, 80GB or 1TiB")
         return 0
     return int(float(match[1]) * UNITS[match[2]])
