@@ -95,6 +95,52 @@ def test_a_state_is_exchanged_with_stock_iterators() -> None:
     assert batches(again) == rest
 
 
+@pytest.mark.parametrize("mode", ["off", "observe", "tune"])
+def test_grains_checkpoint_of_a_loop_goes_on_where_it_was(mode: str, tmp_path: Path) -> None:
+    loader, handler = live(read().batch(8), mode=mode, show_card=False), grain.checkpoint.CheckpointHandler()
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    handler.save(tmp_path, item=iterator)
+    rest = batches(iterator)
+    assert batches(handler.restore(tmp_path, item=iter(loader))) == rest
+    assert batches(handler.restore(tmp_path, item=iter(read().batch(8)))) == rest
+    again = iter(loader)
+    grain.experimental.set_next_index(again, 5)
+    assert grain.experimental.get_next_index(again) == 5
+    assert batches(again) == rest
+    loader.close()
+
+
+class Counting(grain.IterDataset):
+    """Of the user's own, as its iterator is."""
+
+    def __iter__(self) -> Any:
+        return CountingIterator(iter(self._parent))
+
+
+class CountingIterator(grain.DatasetIterator):
+    seen = 0
+
+    def __next__(self) -> Any:
+        self.seen += 1
+        return next(self._parent)
+
+    def get_state(self) -> Any:
+        return self._parent.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self._parent.set_state(state)
+
+
+def test_an_iterator_of_the_users_own_is_one_and_can_what_it_can() -> None:
+    iterator: Any = iter(live(Counting(read()), show_card=False))
+    assert isinstance(iterator, CountingIterator) and isinstance(iterator, grain.DatasetIterator)
+    assert not isinstance(iterator, Counting)
+    next(iterator)
+    assert iterator.seen == 1
+
+
 def test_numbers_stay_for_the_next_epoch_and_go_with_us() -> None:
     pipeline: Any = find(read(threads=3, buffer=7)).pipeline
     assert pipeline.resize({"read": 5, "read.window": 9}) == {"read": 5, "read.window": 9}

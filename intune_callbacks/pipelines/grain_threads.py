@@ -221,6 +221,23 @@ class _LiveIterator(grain.DatasetIterator):  # type: ignore[misc]
     def set_state(self, state: Any) -> None:
         self._parent.set_state(state)
 
+    def _get_next_index(self) -> Any:
+        return self._parent._get_next_index()
+
+    def _set_next_index(self, index: int) -> None:
+        self._parent._set_next_index(index)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        kind: type = self._parent.__class__
+        return kind
+
+    def __getattr__(self, name: str) -> Any:
+        # What an iterator of the user's own can do besides.
+        if name.startswith("__") or "_parents" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._parent, name)
+
     def __str__(self) -> str:
         return str(self._parent)
 
