@@ -48,7 +48,10 @@ def why_not(dataset: Any) -> str:
         return f"{many} stages of this Grain pipeline read in threads; one can be live"
     options = _options(dataset)
     if options.num_threads < 1 or options.prefetch_buffer_size < 1:
-        return "ReadOptions asks for no threads or no buffer: Grain reads in the training loop, and it stays so"
+        return (
+            "ReadOptions asks for no threads or no buffer: Grain reads in the training loop, and it stays so; "
+            "grain.ReadOptions(num_threads=1, prefetch_buffer_size=2) makes both live"
+        )
     return ""
 
 
@@ -71,7 +74,7 @@ class GrainPipeline:
 
     Attributes:
         own: the user's threads and buffer.
-        threads, buffer: wanted; a running iterator takes them at its next fetch.
+        threads, buffer: of the tuner, which the report tells of when the user's are in force again.
         dataset: what to iterate in place of the user's.
         counters: of the threads.
         delivered: batches handed out.
@@ -104,9 +107,12 @@ class GrainPipeline:
         """Return the iterator as it is: one made from `dataset` is live."""
         return iterator
 
+    @property
+    def wanted(self) -> tuple[int, int]:
+        """Threads and buffer that a running iterator takes at its next fetch."""
+        return self.own if self.is_released else (self.threads, self.buffer)
+
     def stages(self) -> tuple[Stage, ...]:
-        if self.is_released:
-            return ()
         high = max(MAX_WINDOW, self.own[1])
         threads = Stage(THREADS, "cpu", "workers", 1, self._high, self.threads, knob="ReadOptions(num_threads={})")
         return windowed(threads, self.buffer, high=high, knob="prefetch_buffer_size={total}")
@@ -129,7 +135,7 @@ class GrainPipeline:
 
     def release(self) -> None:
         """Let running iterators go on with the user's numbers, and unwatched."""
-        (self.threads, self.buffer), self.is_released = self.own, True
+        self.is_released = True
 
     def close(self) -> None:
         self.release()
@@ -174,12 +180,14 @@ class _LiveIterator(grain.DatasetIterator):  # type: ignore[misc]
 
     def __next__(self) -> Any:
         pipeline = self._pipeline
-        if self._reader is not None and self._set != (pipeline.threads, pipeline.buffer):
+        if self._reader is not None and self._set != (wanted := pipeline.wanted):
             try:
-                self._apply(pipeline.threads, pipeline.buffer)
+                self._apply(*wanted)
             except Exception as error:  # no thread is to be had, or another version of Grain: what runs goes on
                 pipeline.why_not = f"{type(error).__name__}: {error}"
                 pipeline.threads, pipeline.buffer = self._set
+                if pipeline.is_released:
+                    pipeline.own = self._set
         if pipeline.is_released and self._timed is not None:
             self._reader._map_parent, self._timed = self._timed.stock, None
         element = next(self._parent)
@@ -220,6 +228,23 @@ class _LiveIterator(grain.DatasetIterator):  # type: ignore[misc]
 
     def set_state(self, state: Any) -> None:
         self._parent.set_state(state)
+
+    def _get_next_index(self) -> Any:
+        return self._parent._get_next_index()
+
+    def _set_next_index(self, index: int) -> None:
+        self._parent._set_next_index(index)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        kind: type = self._parent.__class__
+        return kind
+
+    def __getattr__(self, name: str) -> Any:
+        # What an iterator of the user's own can do besides.
+        if name.startswith("__") or "_parents" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._parent, name)
 
     def __str__(self) -> str:
         return str(self._parent)

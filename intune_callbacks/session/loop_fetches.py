@@ -155,6 +155,15 @@ class Fetches(Telling):
     def __len__(self) -> int:
         return len(self.inner)
 
+    def __bool__(self) -> bool:
+        return bool(self.inner)  # not by a length it may not have
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        # Asked for by who is given an iterator: Grain's checkpoints take one that is none of its own for another.
+        kind: type = self.inner.__class__
+        return kind
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("inner", "_fit", "_owner", "_place", "_together", "token"):
             raise AttributeError(name)
