@@ -51,7 +51,9 @@ ODD = {
     "3 files": lambda: paths(3).interleave(read, cycle_length=8, num_parallel_calls=8),
     "cycle_length for 3": lambda: paths(3).interleave(read, cycle_length=8, num_parallel_calls=AUTOTUNE),
     "whole epoch of 5000": lambda: Dataset.range(5000).map(lambda x: x).shuffle(8000).batch(4),
-    "filled with 60000": lambda: paths(3).flat_map(read).shuffle(60000).batch(4),
+    "filled with 60000": lambda: (
+        paths(3).interleave(read, cycle_length=3, num_parallel_calls=AUTOTUNE).shuffle(60000).batch(4)
+    ),
     "same num_parallel_calls=8": lambda: (
         paths(9)
         .interleave(read, cycle_length=8, num_parallel_calls=8)
@@ -62,6 +64,7 @@ ODD = {
     "3 prefetches": lambda: Dataset.range(9).prefetch(2).batch(1).prefetch(2).batch(1).prefetch(2),
     "no prefetch at the end": lambda: untuned(Dataset.range(9).batch(2)),
     "map(python) computes one": lambda: paths(9).map(python).prefetch(1),
+    "one file is read at a time": lambda: paths(9).flat_map(read).map(parse, num_parallel_calls=2).prefetch(1),
     "4 files in turn": lambda: paths(9).interleave(read, cycle_length=4).prefetch(1),
 }
 
@@ -88,6 +91,18 @@ def test_plain_dataset() -> None:
     dataset = lines.map(parse, num_parallel_calls=AUTOTUNE).shuffle(1000).batch(8).prefetch(AUTOTUNE)
     assert hints_of(DatasetGraph(dataset)) == ()
     assert hints_of(DatasetGraph(Dataset.range(100).shuffle(100).batch(8))) == ()
+
+
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_records_that_are_read_one_file_at_a_time(at_once: int | None) -> None:
+    def records(files: int, at_once: int | None) -> Any:
+        names = [f"{k}.tfrecord" for k in range(files)]
+        read = tf.data.TFRecordDataset(names, num_parallel_reads=at_once)
+        return hints_of(DatasetGraph(read.map(parse, num_parallel_calls=2).prefetch(1)))
+
+    (hint,) = records(9, at_once)
+    assert hint.line.startswith("num_parallel_reads=8  # where reads are slow")
+    assert records(1, at_once) == records(9, 2) == ()
 
 
 def test_found_with_the_dataset() -> None:

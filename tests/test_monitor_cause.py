@@ -61,6 +61,14 @@ def test_storage_on_a_machine_that_others_keep_busy() -> None:
     )
 
 
+def test_workers_that_helped_are_not_said_to_find_no_cpu() -> None:
+    seen = window((stage("load", 1, knob=LOADER), rate(0.030, 0.0015)), period_s=0.030, idle=0.0)
+    (cause,) = causes(seen, Evidence(first={"load": 1}, tried={"load": 7.0}))
+    assert cause.sentence.endswith("computes 1.5 ms: more workers overlap the waits, more CPUs do not help")
+    (cause,) = causes(seen, Evidence(first={"load": 4}, tried={"load": 7.0}))
+    assert cause.sentence.endswith("; no CPU is free for more workers")
+
+
 def test_storage_at_the_end_of_its_cycle_has_nothing_to_paste() -> None:
     seen = window((stage("interleave", 8, 8, kind="io", knob=INTERLEAVE), rate(0.0056, 13e-6, items=14.0)))
     (cause,) = causes(seen)

@@ -63,6 +63,12 @@ def test_fewer_steps_are_enough_where_each_takes_seconds() -> None:
     assert settle([observation(0.9, batches=3)] * 2).why == "6 steps were measured, a verdict needs 8"
 
 
+def test_what_a_change_was_made_on_is_told_of_fewer_steps_too() -> None:
+    assert settle([observation(0.9, batches=8)], is_ground=True).kind == "input-bound"
+    assert settle([observation(0.1, batches=8)], is_ground=True).kind == "too short"
+    assert settle([], is_ground=True).kind == "too short"
+
+
 def test_several_short_windows_make_one_verdict() -> None:
     assert settle([observation(0.5, batches=10)]).kind == "too short"
     assert settle([observation(0.5, batches=10)] * 2).kind == "input-bound"

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 from report_runs import WHOLE, run, slowed
+from scripted import Script, tuner_of
 
 from intune_callbacks.record.card import card_rows, end_card
 from intune_callbacks.record.findings import build_report
@@ -141,6 +143,34 @@ def test_a_run_that_became_slower_is_told_first_with_the_remedy() -> None:
     )
     assert lines[2].startswith("cause   the input keeps ")
     assert lines[-1] == "next    keep your own numbers (decode 8): run with mode='observe', which changes nothing"
+    assert report.advice is None
+
+
+def test_a_change_after_few_slow_batches_is_explained() -> None:
+    pipeline = FakePipeline({"decode": Work(0.5, cpu_share=0.1, window=2)}, FakeMachine(), depth=2)
+    tuner = tuner_of(pipeline)
+    FakeLoop(pipeline, model_s=0.05).run(tuner, 60.0)
+    tuner.close()
+    summary = tuner.summary()
+    before = summary.before.measured
+    assert summary.changes and before is not None and before.batches < 8
+    rows = dict(card_rows(build_report(summary)))
+    assert rows["InTune"].startswith("INPUT-BOUND -> COMPUTE-BOUND")
+    assert re.fullmatch(r"the trainer waited \d\d % of each step on 'decode'", rows["why"])
+    assert rows["cause"].startswith("each ")
+
+
+def test_many_changes_with_few_steps_each_are_no_short_run() -> None:
+    pipeline = FakePipeline({"read": Work(0.3, cpu_share=0.1, high=1)}, FakeMachine(), depth=2)
+    tuner = tuner_of(pipeline, policy=Script(*({"prefetch": n} for n in range(3, 20))))
+    FakeLoop(pipeline, model_s=0.05).run(tuner, 30.0)
+    tuner.close()
+    summary = tuner.summary()
+    after = summary.after.measured
+    assert summary.changes > 2 and after is not None and after.verdict == "too short"
+    report = build_report(summary)
+    assert report.verdict == "input-bound"
+    assert report.next.startswith("'read' still limits: 'read' takes 300 ms for each batch and does one item at a time")
     assert report.advice is None
 
 

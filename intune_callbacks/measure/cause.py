@@ -215,7 +215,9 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if rate.service_cpu_s < min(COMPUTES * rate.service_s, rate.service_s - LEAST_READ_S):
         waits = f"waits {moment(rate.service_s - rate.service_cpu_s)} for its reads"
         sentence = f"{item} {waits} and computes {moment(rate.service_cpu_s)}"
-        if found.gain >= LEAST_GAIN:
+        # What the run showed counts more than what idle CPUs say: others may have had them for that moment alone.
+        helped = known.first.get(stage.name) == stage.current and known.tried.get(stage.name, 0.0) >= LEAST_GAIN
+        if found.gain >= LEAST_GAIN or helped:
             sentence += ": more workers overlap the waits, more CPUs do not help"
         elif stage.kind == "io" and stage.current >= stage.high:
             longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"

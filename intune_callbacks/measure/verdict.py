@@ -10,7 +10,7 @@ from typing import Literal
 from intune_callbacks.types import Observation
 from intune_callbacks.words import percent
 
-__all__ = ["Verdict", "VerdictKind", "Waited", "settle"]
+__all__ = ["STEPS", "Verdict", "VerdictKind", "Waited", "settle"]
 
 VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short", "slower than before"]
 """The last one is said of a whole run only, see `intune_callbacks.record.findings`."""
@@ -77,7 +77,7 @@ class Waited:
         return waited_s / elapsed_s if elapsed_s > 1e-6 * self._elapsed_s else 0.0
 
 
-def settle(observations: Sequence[Observation], waited: float | None = None) -> Verdict:
+def settle(observations: Sequence[Observation], waited: float | None = None, is_ground: bool = False) -> Verdict:
     """Judge several windows by their medians, so that one odd window does not decide.
 
     The GPU's idle share is judged where it is known, else the share the training loop was blocked: a blocked loop does
@@ -87,13 +87,21 @@ def settle(observations: Sequence[Observation], waited: float | None = None) -> 
     Args:
         observations: the windows, oldest first; the stages of the last one are judged.
         waited: as `Waited` has it of all windows, where these are only the last of them.
+        is_ground: changes were made on what such windows showed: that the training waits is said of fewer steps too.
     """
     measured = sum(o.batches for o in observations)
     needed = LONG_STEPS if sum(o.elapsed_s for o in observations) >= LONG_S else STEPS
+    if is_ground and 0 < measured < needed:
+        judged = _judge(observations, waited)
+        if judged.kind == "input-bound":
+            return judged
     if not observations or measured < needed:
         noun = "step was" if measured == 1 else "steps were"
         return Verdict("too short", None, 0.0, f"{measured} {noun} measured, a verdict needs {needed}")
+    return _judge(observations, waited)
 
+
+def _judge(observations: Sequence[Observation], waited: float | None) -> Verdict:
     exposed = [o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]
     on_gpu = len(exposed) == len(observations)
     wait_frac = median(exposed) if on_gpu else median(o.wait_frac for o in observations)

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from intune_callbacks.measure.measured import measured
-from intune_callbacks.measure.verdict import Waited, settle
+from intune_callbacks.measure.verdict import STEPS, Waited, settle
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.record.report import Side, Span
 from intune_callbacks.types import Observation
@@ -139,7 +139,7 @@ class BeforeAfter:
     def describe_before(self) -> Side:
         """Return `describe` of the time from the warm-up to the first change."""
         span = self._begun or Mark(), self._first_change if self.changes else self.now
-        return describe(self.before, span, self._waited_before.share)
+        return describe(self.before, span, self._waited_before.share, is_ground=self.changes > 0)
 
     def describe_after(self) -> Side:
         """Return `describe` of the time since the last change that was measured."""
@@ -147,7 +147,9 @@ class BeforeAfter:
             return self.describe_before()
         span = (self._last_change, self.now) if self._after else (self._change_before, self._last_change)
         waited = self._waited if self._after else self._waited_earlier
-        return replace(describe(self.after, span, waited.share), brought=six_digits(self.brought))
+        # One change after another, and none gets as many steps as a verdict needs: together they are enough.
+        is_ground = self.changes > 1 and self.now.totals.steps - self._first_change.totals.steps >= STEPS
+        return replace(describe(self.after, span, waited.share, is_ground), brought=six_digits(self.brought))
 
     def whole(self) -> Span:
         """Return `_figures` of the whole run, all rates over the whole wall; none where no step was seen."""
@@ -162,7 +164,10 @@ class BeforeAfter:
 
 
 def describe(
-    observations: Sequence[Observation], span: tuple[Mark, Mark] | None = None, waited: float | None = None
+    observations: Sequence[Observation],
+    span: tuple[Mark, Mark] | None = None,
+    waited: float | None = None,
+    is_ground: bool = False,
 ) -> Side:
     """Return the figures and the verdict of some windows, and what causes are computed from.
 
@@ -171,8 +176,9 @@ def describe(
         span: from where to where: then throughput and wait are those of the whole span, what lies between the windows
             included; else medians of the windows.
         waited: as for `settle`.
+        is_ground: as for `settle`.
     """
-    judged = settle(observations, waited)
+    judged = settle(observations, waited, is_ground)
     last = observations[-1] if observations else None
     known: dict[str, Any] = {
         "throughput_samples_per_s": _middle([o.samples_per_s for o in observations]),

@@ -14,7 +14,7 @@ from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.outgrow import outgrow
 from intune_callbacks.measure.predict import LEAST_GAIN, Advice
-from intune_callbacks.record.report import Report, Span
+from intune_callbacks.record.report import Report, Side, Span
 from intune_callbacks.record.versions import versions
 from intune_callbacks.words import SLOWER, amount, changed, count, moment, ratio, with_window
 
@@ -51,7 +51,7 @@ def build_report(
     """
     known = _evidence(summary)
     before, after = (_measured(side.measured, known.whole) for side in (summary.before, summary.after))
-    first, last = causes(before, known), causes(after, known)
+    first, last = (causes(_told(*side), known) for side in ((before, summary.before), (after, summary.after)))
     advised = _advised(summary, _advice(summary, after, known), last, after)
     is_cpu = bool(last) and last[0].kind == "cpu"
     slower, by_itself = _slower(summary, before, after)
@@ -89,6 +89,11 @@ def _measured(seen: Measured | None, whole: Mapping[str, Any]) -> Measured | Non
         # None of the windows that are remembered held the start of an epoch.
         return replace(seen, seam_s=whole["seam_s"] / whole["steps"])
     return seen
+
+
+def _told(seen: Measured | None, side: Side) -> Measured | None:
+    """Few steps are enough to say why a change was made, but not to call the run slower, or to promise a gain."""
+    return replace(seen, verdict=side.verdict, stage=side.stage) if seen is not None else None
 
 
 def _evidence(summary: Report) -> Evidence:

@@ -16,7 +16,8 @@ LARGE_SHUFFLE = 50_000
 SAME_NUMBER = 3
 """Stages with the same number of calls, and prefetches, that are worth a sentence. A choice: two may well be meant."""
 UNKNOWN_OPTIONS = ("OptionsDataset", "IntuneStage")
-INTERLEAVES = "ParallelInterleaveDataset"
+INTERLEAVES, LEGACY = "ParallelInterleaveDataset", "LegacyParallelInterleaveDataset"
+FILES = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
 
 
 def hints_of(graph: DatasetGraph) -> tuple[Hint, ...]:
@@ -125,7 +126,27 @@ def _sequential(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
             what = f"interleave({name}) reads its {graph.number(node, 'cycle_length')} files in turn, one at a time"
             line = f".interleave({name}, num_parallel_calls=tf.data.AUTOTUNE)  # where reads are slow"
             found.append(Hint(what, line, "workers", name))
+        if _reads_one_file(graph, node):
+            name = graph.function_name(node, "lambda")
+            line = f".interleave({name}, num_parallel_calls=tf.data.AUTOTUNE)"
+            if graph.is_internal(node):  # `TFRecordDataset` and its like, of several files
+                line = "num_parallel_reads=8"
+            found.append(
+                Hint(
+                    "one file is read at a time",
+                    f"{line}  # where reads are slow: gives another order",
+                    "workers",
+                    name,
+                )
+            )
     return found
+
+
+def _reads_one_file(graph: DatasetGraph, node: Any) -> bool:
+    is_one = node.op == "FlatMapDataset" or (node.op.startswith(LEGACY) and graph.number(node, "cycle_length") == 1)
+    if not is_one or _count(graph, _input(graph, node)) == 1:
+        return False
+    return any(op.startswith(FILES) for op in graph.inner_ops(node))
 
 
 def _input(graph: DatasetGraph, node: Any) -> Any:
