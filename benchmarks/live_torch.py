@@ -25,8 +25,9 @@ from benchmarks.live_search import QUICK, Found, Plan, search
 from benchmarks.output import arguments, numbers, words, write
 from intune_callbacks.config import POLICIES, TunerConfig
 from intune_callbacks.record.versions import versions
+from intune_callbacks.session.found import write_found
 from intune_callbacks.session.tuner import Tuner
-from intune_callbacks.session.warm_start import WarmStart, write_found
+from intune_callbacks.session.warm_start import WarmStart
 from intune_callbacks.types import Allocation
 
 __all__ = ["Tuned", "main", "run", "tune"]

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from intune_callbacks import __version__
+from intune_callbacks.config import POLICIES, choice_problem, number_problem
 from intune_callbacks.errors import BadData, BuildFailed, ConfigError, MissingPackage
+from intune_callbacks.record.files import unwritable
 
 __all__ = ["main"]
 
@@ -84,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
             print(f"intune: no commands of {entry.value}: {type(error).__name__}: {error}", file=sys.stderr)
     _add_watch(commands)
     _add_pretrain(commands)
+    _add_serve(commands)
 
     doctor = commands.add_parser("doctor", help="say what this machine and the installed packages allow")
     doctor.set_defaults(command=_doctor)
@@ -126,6 +129,24 @@ def _add_pretrain(commands: Any) -> None:
     pretrain.set_defaults(command=_pretrain)
 
 
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser("serve-agent", help="decide for trainings over the network: policy='http://host:port'")
+    serve.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="to listen at (default 127.0.0.1)")
+    serve.add_argument("--port", metavar="N", type=int, default=8765, help="default 8765; 0 takes a free one")
+    serve.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help="holds what trainings have to show; default the "
+        "variable INTUNE_AGENT_TOKEN; none is needed on this machine alone",
+    )
+    serve.add_argument("--cert", metavar="FILE", type=Path, help="certificate chain: speak TLS")
+    serve.add_argument("--key", metavar="FILE", type=Path, help="its key")
+    serve.add_argument("--policy", metavar="NAME", default="dqn", help=f"of {', '.join(POLICIES)} (default dqn)")
+    serve.add_argument("--dir", metavar="DIR", type=Path, help="keep there what trainings found, over a restart, too")
+    serve.set_defaults(command=_serve)
+
+
 def _add_report(commands: Any) -> None:
     report = commands.add_parser("report", help="print a run's end card and write its report.html")
     report.add_argument("directory", metavar="DIR", type=Path, help="the run_dir of a run, finished or not")
@@ -148,6 +169,22 @@ def _watch(options: argparse.Namespace) -> int:
 
     with _read(options.folder):
         return watch(options.folder, wait_s=options.wait)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from intune_callbacks.service.server import serve, token_in
+
+    problems = list(choice_problem("--policy", options.policy, POLICIES))
+    problems += [] if (options.cert is None) == (options.key is None) else ["--cert and --key: expected both, or none"]
+    problems += number_problem("--port", options.port, 0, 65_535)
+    problems += (
+        [] if options.dir is None or (why := unwritable(options.dir)) is None else [f"--dir {options.dir}: {why}"]
+    )
+    token = token_in(options.token_file, problems)
+    if problems:
+        raise ConfigError(problems)
+    certificate = None if options.cert is None else (options.cert, options.key)
+    return serve(options.host, options.port, token, certificate, options.policy, options.dir)
 
 
 def _doctor(options: argparse.Namespace) -> int:

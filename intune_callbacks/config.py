@@ -8,10 +8,21 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from intune_callbacks.errors import ConfigError
 
-__all__ = ["MODES", "POLICIES", "TunerConfig", "choice_problem", "nearest", "number_problem", "resolve_mode", "sourced"]
+__all__ = [
+    "MODES",
+    "POLICIES",
+    "TunerConfig",
+    "choice_problem",
+    "is_address",
+    "nearest",
+    "number_problem",
+    "resolve_mode",
+    "sourced",
+]
 
 MODES = ("off", "observe", "advise", "tune")
 POLICIES = ("dqn", "model-jump", "even")
@@ -26,7 +37,7 @@ class TunerConfig:
 
     Args:
         mode: ``off`` (no trace), ``observe`` (measure and report), ``advise`` (also say what it would do), ``tune``.
-        policy: one of `POLICIES`.
+        policy: one of `POLICIES`, or the address of an agent service, ``http://host:port``.
         decide_every_s: shortest time between two decisions, seconds.
         decide_every_batches: fewest batches between two decisions.
         warmup_batches: first batches that are not judged (imports, caches, kernel selection).
@@ -65,7 +76,7 @@ class TunerConfig:
 
     def _problems(self) -> Iterable[str]:
         yield from choice_problem("mode", self.mode, MODES)
-        yield from choice_problem("policy", self.policy, POLICIES)
+        yield from _policy_problem(self.policy)
         if self.workers_kind is not None:
             yield from choice_problem("workers_kind", self.workers_kind, WORKER_KINDS)
         yield from choice_problem("order", self.order, ORDERS)
@@ -82,6 +93,24 @@ class TunerConfig:
             yield from number_problem("cpus", self.cpus, 0.1, 4096.0)
         if self.max_workers is not None:
             yield from number_problem("max_workers", self.max_workers, 1, 4096)
+
+
+def is_address(policy: object) -> bool:
+    """Return whether a policy is the address of an agent service."""
+    return isinstance(policy, str) and policy.startswith(("http://", "https://"))
+
+
+def _policy_problem(policy: object) -> Iterable[str]:
+    if not is_address(policy):
+        yield from choice_problem("policy", policy, POLICIES)
+        return
+    expected = f"policy={policy!r}: expected the address of an agent service, http://host:port or https://host:port"
+    try:
+        at = urlsplit(str(policy))
+        if not at.hostname or at.port == 0 or at.path not in ("", "/") or at.query or at.fragment or "@" in at.netloc:
+            yield expected
+    except ValueError as error:
+        yield f"{expected}; {error}"
 
 
 def choice_problem(name: str, given: object, allowed: tuple[str, ...]) -> Iterable[str]:

@@ -10,8 +10,9 @@ import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
+from intune_callbacks.session.found import write_found
 from intune_callbacks.session.tuner import Tuner
-from intune_callbacks.session.warm_start import WarmStart, write_found
+from intune_callbacks.session.warm_start import WarmStart
 from intune_callbacks.types import Allocation, Observation, Proposal
 
 VERSIONS = {"intune_callbacks": "0.1.0", "torch": "2.13.0"}

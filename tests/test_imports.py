@@ -32,6 +32,7 @@ LEVELS = {
     "pretrain": 6,
     "show": 7,
     "doctor": 7,
+    "service": 7,
     "session": 8,
     "lightning": 9,
     "keras": 9,

@@ -11,7 +11,7 @@ from fakes import FakeLoop, FakeMachine, FakePipeline, Work, best_static
 from saved_runs import BATCH, Script, edit, line_of, refused, run, save, started, three_stages, tuner_of
 
 from intune_callbacks.config import POLICIES
-from intune_callbacks.session.warm_start import parse_found
+from intune_callbacks.session.found import parse_found
 from intune_callbacks.types import Observation, Proposal
 
 # -- what is written ---------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from intune_callbacks.record.card import end_card
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit
+from intune_callbacks.session.found import parse_found
 from intune_callbacks.session.tuner import Tuner
-from intune_callbacks.session.warm_start import parse_found
 
 # -- modes, ranks, arguments -------------------------------------------------------------------------------------------
 

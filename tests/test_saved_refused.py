@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from saved_runs import VERSIONS, edit, refused, started, three_stages, tuner_of
 
 from intune_callbacks.config import POLICIES
-from intune_callbacks.session.fingerprint import differences
+from intune_callbacks.record.fingerprint import differences
 from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation, Stage
 

@@ -109,13 +109,14 @@ class BaseCallback:
     Args:
         mode: ``off`` (no trace), ``observe`` (measure and report), ``advise`` (also say what it would do) or ``tune``;
             None is ``tune``. The environment variable ``INTUNE_MODE`` wins over this argument.
-        policy: who decides; one of `intune_callbacks.config.POLICIES`.
+        policy: who decides; one of `intune_callbacks.config.POLICIES`, or the address of an agent service.
         run_dir: folder for ``history.jsonl``, ``report.json`` and what a later run can start from, ``found.yaml`` and
             ``state.json`` (in ``rank{r}`` below it when there are several ranks); None writes no file.
         show_card: print the end card at rank zero.
         warm_start: `run_dir` of an earlier run, or the path of its ``found.yaml``: start from what that found, if
             stages, batch size, CPUs, memory limit, library versions, policy and number of ranks are the same.
-            Otherwise, or if there is no such file yet, start anew; a warning and the report say why. A resumed
+            Otherwise, or if there is no such file yet, start anew; a warning and the report say why. The address of an
+            agent service asks that; so does None with such a policy. A resumed
             checkpoint of Lightning, and what the same callback found in an earlier fit of Keras, go first.
         decide_every_s: as in `TunerConfig`, and so are all that follow.
         decide_every_batches: fewest batches between two decisions.

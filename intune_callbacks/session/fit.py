@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from intune_callbacks.config import sourced
+from intune_callbacks.config import is_address, sourced
 from intune_callbacks.errors import frozen_by, pass_on, warn
 from intune_callbacks.measure.device import CudaWait
 from intune_callbacks.measure.resources import MachineProbe
@@ -20,10 +20,11 @@ from intune_callbacks.record.history import History
 from intune_callbacks.record.report import Report, write_report
 from intune_callbacks.record.versions import versions
 from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.found import send_found, write_found
 from intune_callbacks.session.keras_timer import LoopTimer
 from intune_callbacks.session.ranks import exchange
 from intune_callbacks.session.tuner import Tuner
-from intune_callbacks.session.warm_start import WarmStart, write_found
+from intune_callbacks.session.warm_start import WarmStart
 from intune_callbacks.show.card import show
 from intune_callbacks.show.page.commands import at_the_end
 from intune_callbacks.types import Clock, Hint, Observation, Pipeline
@@ -74,7 +75,8 @@ class TunedFit:
         self.frozen: str | None = None
         self.tuner: Tuner | None = None
         self.waited: str | None = None
-        self.warm = WarmStart(settings.warm_start, rank, world)
+        service = self.config.policy if is_address(self.config.policy) else None
+        self.warm = WarmStart(settings.warm_start or service, rank, world)
         self.report: dict[str, Any] = {}
         self.now = Clock().wall
         self._next_look_s = 0.0
@@ -247,8 +249,7 @@ class TunedFit:
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings)
         report = replace(report, warm_start=self.warm.entry, more=more)
         self._write(report)  # before the exchange, after which rank 0 reads the files of all
-        if self.run_dir is not None:
-            self._save(self.tuner, self.run_dir)
+        self._save(self.tuner)
         ranks = exchange(report, self.rank, self.world) if together else None
         if ranks is not None:
             report = replace(report, ranks=ranks)
@@ -266,18 +267,17 @@ class TunedFit:
                 warn(f"InTune could not write its report to {self.run_dir}: {error}")
                 self.run_dir = None
 
-    def _save(self, tuner: Tuner, folder: Path) -> None:
+    def _save(self, tuner: Tuner) -> None:
+        """Leave what a later run can start from, in the folder and with the agent service."""
         if self.frozen is not None or not self._batch_size:
             return
+        known: dict[str, Any] = {"batch_size": self._batch_size, "ranks": self.world, "versions": versions()}
+        known["started_from"] = self.warm.used_source
         with self.guarded("writing found.yaml"):
-            try:
-                write_found(
-                    folder,
-                    tuner,
-                    batch_size=self._batch_size,
-                    ranks=self.world,
-                    versions=versions(),
-                    started_from=self.warm.used_source,
-                )
-            except OSError as error:
-                warn(f"InTune could not write to {folder} what a later run can start from: {error}")
+            if self.run_dir is not None:
+                try:
+                    write_found(self.run_dir, tuner, **known)
+                except OSError as error:
+                    warn(f"InTune could not write to {self.run_dir} what a later run can start from: {error}")
+            if is_address(self.config.policy) and (why := send_found(self.config.policy, tuner, **known)) is not None:
+                warn(f"InTune could not leave with {self.config.policy} what a later run can start from: {why}")

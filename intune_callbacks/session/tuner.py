@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.errors import frozen_by, warn
 from intune_callbacks.guard.arbiter import changes, movable, resolve
 from intune_callbacks.guard.guard import Guard
@@ -21,6 +20,7 @@ from intune_callbacks.measure.window import Window
 from intune_callbacks.record.before_after import BeforeAfter
 from intune_callbacks.record.history import Decision, History
 from intune_callbacks.record.report import Memory, Report, StageRow
+from intune_callbacks.service import policy_of
 from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Resources, Stage
 
 __all__ = ["Tuner"]
@@ -54,9 +54,7 @@ class Tuner:
         self.frozen: str | None = None
         self.history = history if history is not None else History()
         self._pipeline, self.config, self._clock = pipeline, config, clock or Clock()
-        self.policy = policy or make_policy(
-            config.policy, fine_tune=config.fine_tune, memory_limit=config.memory_soft_limit
-        )
+        self.policy = policy or policy_of(config)
         self._probe = probe if probe is not None else MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
         self._guard, self._window, self._before_after = Guard(config), Window(), BeforeAfter()
         self._freed = Freed(self._clock.wall)
@@ -163,7 +161,7 @@ class Tuner:
             before=seen.describe_before(),
             after=seen.describe_after(),
             whole=seen.whole(),
-            hints=getattr(self._pipeline, "late_hints", ()),
+            hints=(*getattr(self._pipeline, "late_hints", ()), *getattr(self.policy, "hints", ())),
             decisions=tuple(decision.to_json() for decision in self.history.events),
         )
 
