@@ -72,7 +72,7 @@ class InTuneCallback(BaseCallback, _Callback):
         self._now = args, state, control
         try:
             self._find_loggers()
-            self._fit = Fit(self.settings, train_dataloader, self.intune, self._show)
+            self._fit = Fit(self.settings, train_dataloader, self.intune, self._show, args)
             self._fit.batches = (state.max_steps - state.global_step) * args.gradient_accumulation_steps
             self._watch_skipping(train_dataloader)
             # `on_train_end` is not called after an error.

@@ -22,6 +22,8 @@ from busy_machine import three_attempts  # noqa: E402
 from restless import Restless  # noqa: E402
 from transformers_runs import ROWS, Model, Slow, Stream  # noqa: E402
 
+from intune_callbacks.measure.evidence import Cause  # noqa: E402
+from intune_callbacks.record.report import Report  # noqa: E402
 from intune_callbacks.transformers import InTuneCallback  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and accelerate warn of much that is not ours
@@ -103,6 +105,51 @@ def test_it_becomes_faster(tmp_path: Path) -> None:
         made.train()
         seconds.append(time.monotonic() - begin_s)
     assert seconds[1] < 0.7 * seconds[0]
+
+
+def test_advice_is_written_as_the_trainer_takes_it(tmp_path: Path) -> None:
+    line = "DataLoader(num_workers=2, prefetch_factor=4, persistent_workers=True)  # was 1 and 2"
+    startup = Cause("startup", "load", "starting anew: persistent_workers=True keeps them", line, 1.2)
+    advice = {"allocation": {"load": 2}, "gain": 1.2, "lines": [line], "words": []}
+    report = Report(causes=(startup,), advice=advice, next=f"paste what is below\n{line}")
+    seen: list[Any] = []
+
+    class Words(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            seen.append(callback._fit.in_words(report))  # type: ignore[union-attr]
+
+    class Mine(transformers.TrainingArguments):  # type: ignore[misc, name-defined]
+        pass
+
+    callback = InTuneCallback(show_card=False)
+    made = trainer(tmp_path, [callback, Words()], max_steps=1)
+    made.args.__class__ = Mine  # as SFTConfig is one
+    made.train()
+    wanted = (
+        "Mine(dataloader_num_workers=2, dataloader_prefetch_factor=4, dataloader_persistent_workers=True)"
+        "  # was 1 and 2"
+    )
+    (told,) = seen
+    assert told.advice["lines"] == [wanted]
+    assert told.causes[0].line == wanted
+    assert told.next == f"paste what is below\n{wanted}"
+    assert told.causes[0].sentence == "starting anew: dataloader_persistent_workers=True keeps them"
+
+
+def test_a_loader_of_the_users_own_keeps_its_words(tmp_path: Path) -> None:
+    class Own(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def get_train_dataloader(self) -> Any:
+            return self.accelerator.prepare(torch.utils.data.DataLoader(self.train_dataset, 4, num_workers=1))
+
+    class Words(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            seen.append(callback._fit.in_words(report))  # type: ignore[union-attr]
+
+    seen: list[Any] = []
+    callback, report = InTuneCallback(show_card=False), Report(next="DataLoader(num_workers=2)  # was 1")
+    options = trainer(tmp_path, [], dataloader_num_workers=3, max_steps=1).args
+    Own(Model(), options, train_dataset=Slow(), callbacks=[callback, Words()]).train()
+    assert seen == [report]
 
 
 def test_off_leaves_no_trace(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from pathlib import Path
 
@@ -161,7 +162,9 @@ def _apart(report: Report, whole: Span, rate: float) -> list[str]:
         return [f"{amount(running)} samples/s at last, {amount(rate)} in the whole run"]
     if paused_s > seam_s:
         return [f"{amount(running)} samples/s while it runs, {amount(rate)} with its start and its pauses"]
-    mend = f": {PERSISTENT}" if "startup" in [cause.kind for cause in report.causes] else ""
+    # As it is called there: transformers has a name of its own for it.
+    called = re.search(rf"\w*{PERSISTENT}", next((one.sentence for one in report.causes if one.kind == "startup"), ""))
+    mend = f": {called.group()}" if called else ""
     return [f"{amount(running)} samples/s while it runs, {amount(rate)} with the start of each epoch{mend}"]
 
 

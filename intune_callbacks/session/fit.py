@@ -247,7 +247,7 @@ class TunedFit:
         settings = sourced(self.config, self.mode_source, self._sources)
         settings["warm_start"] = {"value": self.warm.source, "source": self._sources.get("warm_start", "default")}
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings)
-        report = replace(report, warm_start=self.warm.entry, more=more)
+        report = self.in_words(replace(report, warm_start=self.warm.entry, more=more))
         self._write(report)  # before the exchange, after which rank 0 reads the files of all
         self._save(self.tuner)
         ranks = exchange(report, self.rank, self.world) if together else None
@@ -256,6 +256,10 @@ class TunedFit:
             self._write(report)
         if self.run_dir is not None and self.rank == 0:
             at_the_end(self.run_dir if self.world == 1 else self.run_dir.parent)
+        return report
+
+    def in_words(self, report: Report) -> Report:
+        """Return the report in the words of what the user writes, where that is no DataLoader."""
         return report
 
     def _write(self, report: Report) -> None:

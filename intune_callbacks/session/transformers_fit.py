@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found
 from intune_callbacks.pipelines.torch.reach import unwrapped
+from intune_callbacks.record.report import Report
 from intune_callbacks.session import loop_fit
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit
@@ -19,6 +22,8 @@ from intune_callbacks.types import Observation
 __all__ = ["Fit"]
 
 _MISSING = object()
+_FIELDS = re.compile(r"\b(?=(?:num_workers|prefetch_factor|persistent_workers)\b)")
+"""Where an argument of DataLoader begins that `TrainingArguments` has, too, with another name."""
 
 
 class Fit(loop_fit.Fit):
@@ -30,6 +35,7 @@ class Fit(loop_fit.Fit):
     Args:
         restored: the tuner's state from a checkpoint, empty without one.
         show: called with what was measured at each decision, under the names of the metrics, and the text of the bar.
+        arguments: the Trainer's, from which it makes its loader.
     """
 
     _why_restored = TunedFit._why_restored
@@ -40,9 +46,14 @@ class Fit(loop_fit.Fit):
         loader: Any,
         restored: Mapping[str, Any],
         show: Callable[[dict[str, float], str], None],
+        arguments: Any,
     ) -> None:
         # Not the loader itself: where it ends without `on_train_end`, so does this.
-        super().__init__(settings, (unwrapped(loader),), restored)
+        base: Any = unwrapped(loader)
+        super().__init__(settings, (base,), restored)
+        # With another number, a `get_train_dataloader` of the user's makes it in words of its own.
+        is_own = getattr(arguments, "dataloader_num_workers", None) == getattr(base, "num_workers", _MISSING)
+        self._arguments = type(arguments).__name__ if is_own else None
         self._show = show
         self._is_step_over = False
         self._undo: list[Callable[[], None]] = []
@@ -83,6 +94,25 @@ class Fit(loop_fit.Fit):
 
     def publish(self, seen: Observation) -> None:
         self._show(metrics(seen), self.waited or "")
+
+    def in_words(self, report: Report) -> Report:
+        """Advice has to be written where the Trainer's user writes it: he never sees a DataLoader."""
+        name = self._arguments
+        if name is None:
+            return report
+
+        def told(text: str) -> str:
+            return _FIELDS.sub("dataloader_", text).replace("DataLoader(", f"{name}(")
+
+        advice = report.advice
+        return replace(
+            report,
+            cause=told(report.cause),
+            next=told(report.next),
+            causes=tuple(replace(one, sentence=told(one.sentence), line=told(one.line)) for one in report.causes),
+            advice=advice and {**advice, "lines": [told(line) for line in advice["lines"]]},
+            hints=tuple(replace(hint, what=told(hint.what), line=told(hint.line)) for hint in report.hints),
+        )
 
     def close(self, show_card: bool) -> None:
         while self._undo:
