@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,6 +134,48 @@ def test_the_window_bounds_what_is_pulled_ahead() -> None:
     stage.resize(window=20)
     assert eventually(lambda: len(taken) >= 49 + 20)
     assert len(taken) == 49 + 20
+    stage.close()
+
+
+class Held:
+    """A result that can be referred to weakly."""
+
+    def __init__(self, _: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_worker_that_waits_for_room_holds_no_result(raises: bool) -> None:
+    """An error held there holds the consumer's frames, so its loader was never let go of."""
+
+    class Failure(Exception):
+        pass
+
+    both = threading.Barrier(2)
+
+    def fn(x: int) -> Held:
+        if x < 2:  # one for each worker
+            both.wait(10.0)
+        if raises:
+            raise Failure(x)
+        return Held(x)
+
+    stage = ElasticMap(iter(range(8)), fn, workers=2, window=2)
+    assert eventually(lambda: stage.stats().queued == 2)
+    stage.resize(window=1)
+    if raises:
+        with pytest.raises(Failure) as caught:
+            next(stage)
+        gone = weakref.ref(caught.value)
+        del caught
+    else:
+        gone = weakref.ref(next(stage))
+
+    def is_gone() -> bool:
+        gc.collect()
+        return gone() is None
+
+    assert eventually(is_gone)
     stage.close()
 
 

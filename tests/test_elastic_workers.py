@@ -118,6 +118,27 @@ def test_a_stage_that_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatc
     assert not pool.pids
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
+@pytest.mark.parametrize("what", ["fork", "pipe"])
+def test_a_process_that_cannot_be_had_takes_no_descriptors(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ProcessPool(work, multiprocessing.get_context("fork"))
+    good, calls = getattr(os, what), [0]
+
+    def failing() -> object:
+        calls[0] += 1
+        if what == "pipe" and calls[0] % 2:
+            return good()
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, what, failing)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(BlockingIOError):
+            pool.get()
+    assert os.listdir("/proc/self/fd") == before
+    pool.close()
+
+
 def test_growth_acts_while_items_are_left_though_the_source_has_ended() -> None:
     """Repro 27: an epoch that fits into the window was never grown."""
     gate = threading.Event()

@@ -15,7 +15,7 @@ from intune_callbacks.pipelines.workers.child import Given, Starts, child_main
 from intune_callbacks.pipelines.workers.payload import Payload
 from intune_callbacks.pipelines.workers.surroundings import Surroundings
 from intune_callbacks.pipelines.workers.wire import Reducer, Wire
-from intune_callbacks.pipelines.workers.worker import READY_S, Child, RemoteTraceback, Told, interrupts_wait
+from intune_callbacks.pipelines.workers.worker import READY_S, Child, RemoteTraceback, Told, start_process
 
 __all__ = ["ProcessPool"]
 
@@ -132,8 +132,7 @@ class ProcessPool:
                     args=(theirs, given, parts, worker_id, self._reducer, self._starter(), surroundings),
                     daemon=True,
                 )
-                with interrupts_wait(self._method):
-                    process.start()
+                start_process(process, self._method)
                 try:
                     child = Child(process, Wire(ours, self._reducer), payload, self._told, worker_id == 0)
                 except BaseException:  # no thread is to be had

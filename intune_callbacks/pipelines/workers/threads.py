@@ -154,12 +154,13 @@ class WorkerThreads:
                     line.put(number, value, snapshot, wall())
                     with suppress(Exception):  # what cannot be counted has been computed all the same
                         self._counters.computed(busy_s, cpu_s, value, size_bytes)
+                    # A worker that waits for room holds none of it: an error's traceback has this frame, and those it
+                    # was raised through, with all that the training holds there.
+                    del item, value, snapshot, task
                     if dead:
                         self.alive -= 1
-                        del value  # an error whose traceback has this frame
                         return
                     claim = self._claim()
-                del item, value, snapshot, task
         finally:
             if child is not None and pool is not None:
                 pool.put(child, surplus=not (line.closed or line.exhausted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 from intune_callbacks.pipelines.workers.payload import Payload
 from intune_callbacks.pipelines.workers.wire import Wire
 
-__all__ = ["READY_S", "Child", "RemoteTraceback", "Told", "interrupts_wait", "is_of_worker"]
+__all__ = ["READY_S", "Child", "RemoteTraceback", "Told", "interrupts_wait", "is_of_worker", "start_process"]
 
 # How often whoever waits for a process to begin looks whether it is still wanted: a choice. A look costs microseconds,
 # and nobody notices a worker that leaves so much later.
@@ -134,3 +135,25 @@ class Child:
         """Wait, at most two seconds, until no thread reads the pipe of this ended process any more."""
         self._greeter.join(GREETED_S)
         return not self._greeter.is_alive()
+
+
+def start_process(process: Any, method: str) -> None:
+    """Start a process, Ctrl+C waiting; where none is to be had, leave no pipe of multiprocessing's open.
+
+    Raises:
+        OSError: no process could be started.
+    """
+    try:
+        with interrupts_wait(method):
+            process.start()
+    except OSError as error:
+        # To fork, it opens two pipes first, and closes none where the second one or the fork fails. The training goes
+        # on without the process, so each try would take descriptors from it.
+        step = error.__traceback__ if method == "fork" else None
+        while step is not None:
+            if step.tb_frame.f_code.co_name == "_launch":
+                held = step.tb_frame.f_locals
+                for end in {"parent_r", "child_w", "child_r", "parent_w"} & held.keys():
+                    os.close(held[end])
+            step = step.tb_next
+        raise
