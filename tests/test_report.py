@@ -86,6 +86,20 @@ def test_a_window_that_alone_was_changed_is_told_too() -> None:
     assert told == f"start the next run with decode {decode} (window 24)"
 
 
+def test_what_stands_in_the_users_code_is_told_as_it_is_written_there() -> None:
+    summary = run()
+    rows = [replace(row, first=row.current) for row in summary.stages]
+    knobs = {"decode": "DataLoader(num_workers={})", "decode.window": "prefetch_factor={}"}
+    written = [replace(row, knob=knobs.get(row.name, "")) for row in rows]
+    more = [replace(row, first=2, current=8) if row.name == "decode" else row for row in written]
+    told = build_report(replace(summary, stages=tuple(more))).next
+    assert told == "start the next run with what is below\nDataLoader(num_workers=8)  # was 2"
+    wider = [replace(row, first=2 * 4, current=6 * 4) if row.window_of == "decode" else row for row in written]
+    wider = [replace(row, first=4, current=4) if row.name == "decode" else row for row in wider]
+    told = build_report(replace(summary, stages=tuple(wider))).next
+    assert told == "start the next run with what is below\nDataLoader(num_workers=4, prefetch_factor=6)  # was 4 and 2"
+
+
 def test_advice_says_the_numbers_to_set() -> None:
     report = build_report(run(mode="advise"))
     assert report.changes == 0

@@ -232,6 +232,11 @@ def _next(
         if [(one.kind, one.stage) for one in (*first[:1], *last[:1])] == [("cpu", stage)] * 2:  # the card has said so
             why = f"more CPUs or a cheaper {stage!r} would help, other numbers would not"
         return f"{repr(stage) if stage else 'the input'} still limits{': ' if why else ''}{why}{fed}"
+    return _found(summary)
+
+
+def _found(summary: Report) -> str:
+    """Say what to begin the next run with, which is where this one ended."""
     workers = [row for row in summary.stages if row.unit == "workers"]
     if all(row.first == row.current for row in workers):  # else a depth or a window, if any, was changed
         workers = [row for row in summary.stages if row.first != row.current and not row.window_of]
@@ -242,7 +247,11 @@ def _next(
     if not workers:
         return "nothing to change: the run ended with the numbers it began with"
     told = [f"{row.name} {with_window(row.current, wide.get(row.name))}" for row in workers]
-    return f"start the next run with {', '.join(told)}"
+    moved = [row for row in summary.stages if row.first != row.current and (row.window_of in wide or row in workers)]
+    lines, words = to_set({row.name: row.current for row in moved}, [asdict(row) for row in summary.stages])
+    if not lines:
+        return f"start the next run with {', '.join(told)}"
+    return "\n".join([f"start the next run with {', and '.join(['what is below', *words])}", *lines])
 
 
 def _unchanged(last: Sequence[Cause], fed: str) -> str:
