@@ -74,7 +74,7 @@ def subcommands(capsys: pytest.CaptureFixture[str]) -> set[str]:
     """Return the commands that `intune --help` lists."""
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    return set(re.findall(r"^    ([a-z-]+) ", capsys.readouterr().out, re.MULTILINE))
+    return set(re.findall(r"^    ([a-z-]+)(?: |$)", capsys.readouterr().out, re.MULTILINE))
 
 
 INTUNE = sorted({command for _, command in commands("intune")})
