@@ -177,9 +177,8 @@ def _serve(options: argparse.Namespace) -> int:
     problems = list(choice_problem("--policy", options.policy, POLICIES))
     problems += [] if (options.cert is None) == (options.key is None) else ["--cert and --key: expected both, or none"]
     problems += number_problem("--port", options.port, 0, 65_535)
-    problems += (
-        [] if options.dir is None or (why := unwritable(options.dir)) is None else [f"--dir {options.dir}: {why}"]
-    )
+    if options.dir is not None and (why := unwritable(options.dir)) is not None:
+        problems.append(f"--dir {options.dir}: {why}")
     token = token_in(options.token_file, problems)
     if problems:
         raise ConfigError(problems)

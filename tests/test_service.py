@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,9 @@ from intune_callbacks import live
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.errors import ConfigError
+from intune_callbacks.service.client import Unanswered
 from intune_callbacks.service.jobs import Found
+from intune_callbacks.service.wire import Malformed, proposal
 from intune_callbacks.session.found import send_found
 from intune_callbacks.session.warm_start import WarmStart
 from intune_callbacks.types import Clock
@@ -77,10 +80,12 @@ def test_a_question_whose_answer_was_lost_is_answered_again_and_told_once(local:
 
         def ask_and_lose(path: str, question: bytes) -> tuple[int, object]:
             found = ask(path, question)
-            return (503, {}) if next(lose) else found
+            if next(lose):
+                raise Unanswered("lost on its way")
+            return found
 
         policy.agent.ask = ask_and_lose  # type: ignore[method-assign]
-        with pytest.warns(RuntimeWarning, match="gave no answer: status 503"):
+        with pytest.warns(RuntimeWarning, match="gave no answer: lost on its way"):
             assert train(policy) == local
         assert policy.answered == policy.asked - 3
 
@@ -136,6 +141,28 @@ def test_whatever_is_answered_the_training_goes_on(answer: bytes) -> None:
     assert policy.answered or policy.failures
     for stage in pipeline.stages():
         assert stage.low <= stage.current <= stage.high
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"decode": 1000}, {"decode": 0}, {"other": 1}, {"decode": True}, {"decode": 2.0}, []]
+)
+def test_an_answer_is_an_allocation_of_these_stages(wrong: object) -> None:
+    seen = FakeLoop(five_stages(8.0)).observe()
+    right = {"format": 1, "allocation": {"decode": 2}, "reason": "", "settled": False}
+    assert proposal(right, seen).allocation == {"decode": 2}
+    with pytest.raises(Malformed, match="allocation"):
+        proposal(right | {"allocation": wrong}, seen)
+
+
+def test_what_cannot_be_asked_at_all_is_decided_here(local: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    policy = remote("http://127.0.0.1:9")
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    with pytest.warns(RuntimeWarning, match="can't start new thread"):
+        assert train(policy) == local
+    assert policy.answered == 0 and "can't start new thread" in policy.hints[0].what
 
 
 def test_fifty_trainings_at_once(local: list[object]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from intune_callbacks.errors import first_line, warn
+from intune_callbacks.errors import first_line, pass_on, warn
 from intune_callbacks.service.wire import (
     LARGEST_BYTES,
     MOST_EVENTS,
@@ -162,8 +162,9 @@ class RemotePolicy:
             begin_s = self._now()
             try:
                 own = self._ask(observation, state)
-            except (Unanswered, Malformed, ValueError) as error:
-                self._failed(str(error))
+            except Exception as error:  # of whatever kind, no thread to be had among them: it is decided here
+                pass_on(error)
+                self._failed(str(error) if isinstance(error, (Unanswered, Malformed)) else first_line(error))
             self._waited_s += self._now() - begin_s
         if len(self._events) >= MOST_EVENTS:
             self._first = None

@@ -28,7 +28,7 @@ __all__ = [
 
 FORMAT = 1
 LARGEST_BYTES = 1 << 20
-"""Of a question or an answer. A choice: a decision of 32 stages takes some 20 KB."""
+"""Of a question or an answer. A choice: a decision of 32 stages takes 25 KB."""
 MOST_EVENTS = 32
 """Of one question, a choice: what a training has seen while it did not ask."""
 MOST_PARTS, LONGEST_TEXT, LARGEST_INT, LARGEST = 256, 1000, 1 << 62, 1e300
