@@ -26,7 +26,7 @@ from fault_runs import ADAPTERS, EPOCH, EPOCHS, ITEMS, MOMENTS, leftovers
 from test_monitor_resources import GIB, Machine
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.measure.wait import StepTimer
 from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.pipelines.find import find
 from intune_callbacks.session.tuner import Tuner
@@ -161,19 +161,24 @@ def tuned(name: str, probe: Any, at: tuple[int, int], then: Callable[[], None], 
     source = getattr(pipeline, "dataset", source)
     config = TunerConfig(decide_every_s=0.0, decide_every_batches=2, warmup_batches=0)
     tuner = Tuner(pipeline, config, policy=Restless(), probe=probe, clock=clock)
-    seen, steps, begin_s, real_s = [], 0, clock.wall(), time.perf_counter()
+    seen: list[list[int]] = []
+    told_s = 0.0
+    timer = StepTimer(Clock(wall=lambda: told_s + clock.wall() - time.perf_counter()))
     try:
         for epoch in range(EPOCHS):
             EPOCH.value = epoch
+            timer.epoch_begin()
             iterator = pipeline.adopt(iter(source))
             seen.append([])
             for number in range(ITEMS):
+                timer.fetch_begin()
                 if (epoch, number) == at:
                     then()
                 seen[-1].append(int(next(iterator)))
-                steps += 1
-                wall_s = 0.2 * steps + clock.wall() - begin_s - (time.perf_counter() - real_s)
-                tuner.batch(StepTotals(steps, 0.5 * wall_s, 0.5 * wall_s, 0.0, wall_s), 1)
+                told_s += 0.1
+                timer.fetch_end()
+                told_s += 0.1
+                tuner.batch(timer.read(), 1)
             assert next(iterator, None) is None
             del iterator
         tuner.close()

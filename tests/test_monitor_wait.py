@@ -136,6 +136,15 @@ def test_what_comes_behind_a_loop_that_was_left_is_no_step(open_s: float, counte
     assert seen(timer) == (2, 2, 1, 4 + counted_s, open_s - counted_s + 10, 17 + open_s)
 
 
+def test_fetches_longer_than_a_stop_are_told_apart() -> None:
+    timer, time = timer_at()
+    for wait_s in (3600, 2, 3600, 9, 11):  # the first starts the epoch
+        fetch(timer, time, wait_s)
+        time.now_s += 60
+    totals = timer.read()
+    assert (totals.stops, totals.stops_s) == (2, 3611)
+
+
 def test_a_loop_that_was_left_in_its_first_step_or_before_is_counted_as_it_is() -> None:
     timer, time = timer_at()
     assert timer.left() == StepTotals()

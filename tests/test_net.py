@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes import FakeLoop, FakeMachine, FakePipeline, Work, observation
+from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work, observation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,6 +104,21 @@ def test_a_failed_trial_is_left_after_two_windows_and_the_policy_learns_of_it() 
     assert "back to the best allocation measured: this one gave 20 % of its throughput" in tried[-1].reason
     ((failed, ratio),) = wish.failed
     assert failed["read"] == 16 and ratio == pytest.approx(0.2, rel=0.1)
+
+
+def test_the_way_back_takes_no_memory_that_is_gone() -> None:
+    work = Work(0.1, cpu_share=0.01, workers=8, window=64, cv=0.1, item_bytes=1e8)
+    pipeline = Thrashes({"read": work}, FakeMachine())
+    loop, wish = FakeLoop(pipeline, model_s=0.002), Wish()
+    tuner = tuned(pipeline, wish)
+    loop.run(tuner, seconds=6.0)
+    wish.wanted = {"read": 16, "read.window": 16}
+    loop.run(tuner, seconds=20.0, until=lambda: pipeline.values["read"] == 16)
+    pipeline.machine.memory_limit_bytes = 4 * GB
+    decisions = loop.run(tuner, seconds=20.0)
+    assert any("back to the best" in decision.reason for decision in decisions)
+    assert pipeline.values["read"] == 8
+    assert 16 <= max(decision.after["read.window"] for decision in decisions) <= 26, "1 GB and 26 items of 100 MB fit"
 
 
 def test_what_failed_is_tried_half_as_far_once_and_then_no_more() -> None:

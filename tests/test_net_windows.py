@@ -19,15 +19,17 @@ def window(
     cv: float = 0.1,
     cpus: float = 8.0,
     evaluated_s: float = 0.0,
+    stopped_s: float = 0.0,
     left_s: float = 600.0,
 ) -> None:
-    """One second in which so many batches were delivered, and so many items made; one step may take much longer."""
+    """One second in which so many batches were delivered, and so many items made; a step or a fetch may take longer."""
     rates = StageRates(made, made / batches, 0.1, 0.001, cv, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     before = net._totals
-    wall_s, model_s = before.wall_s + 1.0 + evaluated_s, before.model_s + 0.2 + evaluated_s
-    totals = StepTotals(before.steps + batches, before.wait_s + 0.8, model_s, 0.0, wall_s)
+    wall_s, model_s = before.wall_s + 1.0 + evaluated_s + stopped_s, before.model_s + 0.2 + evaluated_s
+    stops = {"stops": before.stops + (stopped_s > 0.0), "stops_s": before.stops_s + stopped_s}
+    totals = StepTotals(before.steps + batches, before.wait_s + 0.8 + stopped_s, model_s, 0.0, wall_s, **stops)
     machine = Resources(cpus, 1 << 34, 1 << 30)
-    known = {"batches": batches, "elapsed_s": 1.0 + evaluated_s, "remaining_s": left_s}
+    known = {"batches": batches, "elapsed_s": 1.0 + evaluated_s + stopped_s, "remaining_s": left_s}
     net.watch(seen(current, rates=rates, resources=machine, **known), totals)
 
 
@@ -166,6 +168,13 @@ def test_an_evaluation_inside_the_loop_does_not_use_up_what_trials_may_cost() ->
         window(net, 8, 14, 14)
         assert net.back() is None
     assert net.best == {"load": 8}
+
+
+def test_a_process_stopped_in_one_fetch_does_not_use_up_what_trials_may_cost() -> None:
+    net = started()
+    net.changed({"load": 8})
+    window(net, 8, 100, 100, stopped_s=1000.0, left_s=0.0)
+    assert not net.permit.is_spent
 
 
 def test_a_machine_that_changed_is_adapted_to_whatever_trials_have_cost_before() -> None:

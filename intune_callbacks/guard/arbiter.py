@@ -50,11 +50,10 @@ def resolve(seen: Observation, policy: Policy, guard: Guard, net: Net, *, tune: 
     if (alarm := guard.alarm(seen)) is not None:
         return _alarmed(alarm, now)
     if tune and (back := net.back()) is not None:
-        # No plan of the guard forbids what has run already; its alarm comes first.
-        guard.watch(seen)
+        ruling = guard.check(back.allocation, seen, has_run=True)
         _tell(policy, back)
-        changed = changes(back.allocation, now)
-        return Resolution(changed, changed, back.reason, back=back)
+        granted = changes(ruling.allocation, now)
+        return Resolution(changes(back.allocation, now), granted, back.reason, ruling.vetoes, back=back)
     if tune and (alarm := guard.again(seen, net.permit.own)) is not None:
         return _alarmed(alarm, now)
     if tune and (restored := guard.restored(seen, net.permit.own)) is not None:

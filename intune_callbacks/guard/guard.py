@@ -81,19 +81,21 @@ class Guard:
             self._item_bytes[name] = rates.item_bytes or self._item_bytes.get(name, 0.0)
             self._worker_bytes[name] = rates.worker_bytes or self._worker_bytes.get(name, 0.0)
 
-    def check(self, proposed: Mapping[str, int], observation: Observation) -> Ruling:
+    def check(self, proposed: Mapping[str, int], observation: Observation, has_run: bool = False) -> Ruling:
         """Return the part of `proposed` that fits.
 
         Args:
             proposed: stage name -> wanted value; stages left out stay as they are.
             observation: the stages, rates and resources now.
+            has_run: it was measured on these CPUs, so that no plan of them forbids it.
         """
         self.watch(observation)
         vetoes: list[str] = []
         allocation = observation.allocation | clamp(proposed, observation.stages)
-        self._limit_workers(allocation, observation, vetoes)
-        self._limit_cpus(allocation, proposed, observation, vetoes)
-        self._limit_unknown_windows(allocation, observation, vetoes)
+        if not has_run:
+            self._limit_workers(allocation, observation, vetoes)
+            self._limit_cpus(allocation, proposed, observation, vetoes)
+            self._limit_unknown_windows(allocation, observation, vetoes)
         return Ruling(self._limit_memory(allocation, observation, vetoes), tuple(vetoes))
 
     def again(self, observation: Observation, own: Mapping[str, int]) -> Ruling | None:

@@ -14,7 +14,7 @@ from statistics import median
 
 from intune_callbacks.guard.permit import Permit
 from intune_callbacks.measure.steady import Steadiness, luck
-from intune_callbacks.measure.wait import StepTotals
+from intune_callbacks.measure.wait import STOP_S, StepTotals
 from intune_callbacks.types import Allocation, Observation, Stage
 from intune_callbacks.words import percent
 
@@ -39,7 +39,7 @@ SAME_CPUS = 0.01
 """Share by which the CPUs of the same machine may differ: they are read from quotas and affinities, and rounded."""
 SHIFT, SHIFT_SPREADS = 0.1, 2.5
 """A change of ln(seconds per batch), and in spreads of it, in two windows of one allocation: by chance 1 in 13,000."""
-STALL, STALL_S = 10.0, 10.0  # a choice: beyond so many times the best's, and so many s, it waited for a stopped process
+STALL = 10.0  # a choice: beyond so many times the best's, and a stop, it waited for a stopped process
 LONG = 3.0  # a choice: a step of more times the best's evaluates or saves, for workers slow a model down by less
 
 
@@ -147,10 +147,9 @@ class Net:
         running_s = seen.elapsed_s - seen.seam_s
         if before <= 0.0 or abs(self._cpus / before - 1.0) > SAME_CPUS:
             self.forget()
-            self._totals = totals
             # What trials cost on another machine is no reason to stay where this one leaves the run.
             self._forgotten_s, self._lasted_s = self.harm_s, totals.wall_s - self._begin_s
-            self._begin_s = totals.wall_s
+            self._totals, self._begin_s = totals, totals.wall_s
             return  # this window belongs to neither machine
         if seen.batches < 1 or running_s <= 0.0:
             return
@@ -179,8 +178,7 @@ class Net:
         # A machine that changed once may do so again: it is expected to stay as long as the one before.
         stays_s = totals.wall_s - self._begin_s + min(seen.remaining_s or 0.0, self._lasted_s)
         self._most_harm_s = self._forgotten_s + MOST_HARM * max(0.0, stays_s) + OF_SAVED * self._saved_s
-        self.permit.is_spent = self.harm_s > self._most_harm_s
-        self.permit.wall_s = totals.wall_s
+        self.permit.is_spent, self.permit.wall_s = self.harm_s > self._most_harm_s, totals.wall_s
         self._rank()
         best = self._best
         is_low = best is not None and now is not best and self._gain(now, best) < -self._margin(now, best)
@@ -294,7 +292,9 @@ class Net:
             self._saved_s += max(0.0, steps * (start.batch_s - now.batch_s))
         if best is not None and now is not None and now is not best and steps >= 0 and best.logs:
             best_s, model_s = steps * best.batch_s, totals.model_s - before.model_s
-            spent_s = min(totals.wait_s - before.wait_s, max(STALL_S, STALL * best_s)) + min(model_s, LONG * best_s)
-            harm_s = max(spent_s - best_s, -self.harm_s)
+            stops, stops_s = totals.stops - before.stops, totals.stops_s - before.stops_s
+            stopped_s = max(0.0, stops_s - stops * max(STOP_S, STALL * best.batch_s))
+            wait_s = min(totals.wait_s - before.wait_s - stopped_s, max(STOP_S, STALL * best_s))
+            harm_s = max(wait_s + min(model_s, LONG * best_s) - best_s, -self.harm_s)
             self.harm_s += harm_s
             now.harm_s += harm_s

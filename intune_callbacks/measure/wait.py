@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 
 from intune_callbacks.types import Clock
 
-__all__ = ["StepTimer", "StepTotals"]
+__all__ = ["STOP_S", "StepTimer", "StepTotals"]
 
 _WAIT, _MODEL, _PAUSED, _SEAM = range(4)
 
 # An open step that took so many times the mean of those before was over before it was asked about. A choice: steps
 # differ, and an evaluation behind a loop takes longer.
 OVER = 2.0
+# Seconds of one fetch beyond which its process may have been stopped, or its machine asleep. A choice.
+STOP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class StepTotals:
         epoch_start_s: seconds the last start of an epoch took; 0.0 in the first one, which also starts the program.
         epoch_batches: batches of the last whole epoch, 0 in the first one.
         epoch_steps: finished steps of this epoch.
+        stops: fetches of more than `STOP_S`, starts of epochs left out.
+        stops_s: seconds of `wait_s` that these took.
     """
 
     steps: int = 0
@@ -44,6 +48,8 @@ class StepTotals:
     epoch_start_s: float = 0.0
     epoch_batches: int = 0
     epoch_steps: int = 0
+    stops: int = 0
+    stops_s: float = 0.0
 
 
 class StepTimer:
@@ -73,6 +79,7 @@ class StepTimer:
         self._start: float | None = None
         self.last_s = self._first_batch_s = 0.0
         self._seams_before_s = self._epoch_start_s = 0.0
+        self._stops, self._stops_s = 0, 0.0
         self._batches_before = self._epoch_batches = 0
 
     def epoch_begin(self) -> None:
@@ -123,6 +130,8 @@ class StepTimer:
             blocked_s = min(wait_s, self._spent[_MODEL] - before_s)
             self._spent[_MODEL] -= blocked_s
             self._spent[_WAIT] += blocked_s
+            if blocked_s > STOP_S:
+                self._stops, self._stops_s = self._stops + batches, self._stops_s + blocked_s
 
     def pause(self) -> None:
         """What follows belongs to no step; pauses may be nested."""
@@ -175,6 +184,8 @@ class StepTimer:
             epoch_start_s=self._epoch_start_s,
             epoch_batches=self._epoch_batches,
             epoch_steps=max(self.batches - 1 - self._batches_before, 0),
+            stops=self._stops,
+            stops_s=self._stops_s,
         )
 
     def _started(self) -> None:
@@ -192,6 +203,9 @@ class StepTimer:
         now = self._now() if now_s is None else now_s
         if self._start is None:
             self._start = self.last_s = now
-        self._spent[self._state] += now - self.last_s
+        spent_s = now - self.last_s
+        self._spent[self._state] += spent_s
+        if spent_s > STOP_S and self._state == _WAIT:
+            self._stops, self._stops_s = self._stops + 1, self._stops_s + spent_s
         self.last_s = now
         self._state = state

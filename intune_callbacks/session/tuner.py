@@ -241,6 +241,8 @@ class Tuner:
         wish = (found.proposed, found.granted, found.reason, found.vetoes)
         decision = Decision(observation, before, before, *wish, settled=found.settled)
         if mode == "advise" or not found.granted:
+            if found.back is not None:
+                self._net.forget()  # there is no memory for it any more
             if found.holds:
                 self._before_after.settled()
             return decision
