@@ -129,7 +129,9 @@ def test_the_start_of_workers_each_epoch_is_said_with_the_line() -> None:
     assert "persistent_workers=True" in " ".join(folded) and max(map(len, folded)) <= COLUMNS
     assert rows["also"].startswith("each epoch begins with 1.5 s of starting 1 worker anew, ")
     report = build_report(replace(summary, mode="advise"))
-    assert report.next.splitlines()[1:] == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1"]
+    head, *code = report.next.splitlines()
+    assert code == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1"]
+    assert "mode='tune'" not in head  # which keeps no workers from one epoch to the next, either
 
 
 def test_a_run_that_became_slower_is_told_first_with_the_remedy() -> None:
