@@ -109,7 +109,8 @@ def test_on_a_crowded_machine_long_items_are_no_reads() -> None:
     (cause,) = causes(crowded)
     assert (cause.kind, cause.line) == ("cpu", "")
     assert cause.sentence.startswith(
-        "the CPUs are taken by the training and others: the input has 0.4, and 0.1 are idle; with twice as many"
+        "the CPUs are taken by the training and others: the input has 0.4, and 0.1 are idle; with 0.9 of them for the "
+        "input, or 'load' half as dear, expected "
     )
     assert advice(crowded).allocation == {}
 
