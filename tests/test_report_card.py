@@ -225,6 +225,10 @@ def test_the_card_names_the_files_that_were_written(tmp_path: Path) -> None:
     (tmp_path / "found.yaml").write_text("")
     assert end_card(report, tmp_path).endswith(f'\n        or begin it where this one ended: warm_start="{tmp_path}"')
     assert "warm_start" not in end_card(replace(report, frozen="ValueError: x"), tmp_path)
+    other = end_card(replace(report, next="'decode' still limits"), tmp_path)
+    assert other.endswith(f'limits\n        begin the next run where this one ended: warm_start="{tmp_path}"')
+    unmeasured = replace(report, after=replace(report.after, throughput_samples_per_s=None))
+    assert "warm_start" not in end_card(unmeasured, tmp_path)
     # It is where it began: nothing was changed, or all of it was taken back.
     same = tuple(replace(stage, current=stage.first) for stage in report.stages)
     assert "warm_start" not in end_card(replace(report, stages=same), tmp_path)
