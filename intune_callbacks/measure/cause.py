@@ -225,7 +225,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
             longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"
             sentence += f"; it reads {stage.current} files at once, as many as its cycle_length: {longer} "
             sentence += "overlaps more waits, and changes the order of the samples"
-        elif _is_crowded(seen):
+        elif _is_crowded(seen) and stage.current >= known.last.get(stage.name, 0):  # else more were set, and kept
             sentence += "; no CPU is free for more workers"
         return Cause("storage", stage.name, sentence, line, found.gain)
     free = max(0.0, seen.cpus_had - seen.cpus_busy)
