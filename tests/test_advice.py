@@ -60,10 +60,10 @@ def test_a_pydataset(kind: str, first: int, wanted: dict[str, int], code: str) -
 
 def test_workers_that_shall_live_on() -> None:
     stages = [asdict(stage) | {"first": stage.current} for stage in (LOADER, WINDOW)]
-    kept = "DataLoader(num_workers={}, persistent_workers=True)  # was 2"
+    kept = "DataLoader(num_workers={}, persistent_workers=True)  # was 2 and False"
     assert to_set({}, stages, ["load"]) == ([kept.format(2)], [])
     assert to_set({"load": 6, "load.window": 12}, stages, ["load"]) == ([kept.format(6)], [])
-    wide = "DataLoader(num_workers=6, prefetch_factor=3, persistent_workers=True)  # was 2 and 2"
+    wide = "DataLoader(num_workers=6, prefetch_factor=3, persistent_workers=True)  # was 2 and 2 and False"
     assert to_set({"load": 6, "load.window": 18}, stages, ["load"]) == ([wide], [])
     assert to_set({}, stages) == ([], [])
 

@@ -130,7 +130,7 @@ def test_the_start_of_workers_each_epoch_is_said_with_the_line() -> None:
     assert rows["also"].startswith("each epoch begins with 1.5 s of starting 1 worker anew, ")
     report = build_report(replace(summary, mode="advise"))
     head, *code = report.next.splitlines()
-    assert code == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1"]
+    assert code == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1 and False"]
     assert "mode='tune'" not in head  # which keeps no workers from one epoch to the next, either
 
 
