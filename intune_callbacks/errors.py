@@ -15,6 +15,7 @@ import contextlib
 import re
 import shlex
 import signal
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -32,6 +33,7 @@ __all__ = [
     "lower_bounds",
     "pass_on",
     "requirements",
+    "stay_interrupted",
     "warn",
 ]
 
@@ -171,3 +173,14 @@ def _metadata() -> Sequence[str]:
         return requires(NAME) or ()
     except PackageNotFoundError:
         return ()
+
+
+def stay_interrupted() -> None:
+    """Have Python end by SIGINT, as after any Ctrl+C that nobody caught, so that a shell's loop around it ends, too.
+
+    Python forgets it where a string of code is run at its end, as for a dataclass of a module imported for a report.
+    """
+    # At a prompt the line that was interrupted need not be the last one.
+    if getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1"):
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")

@@ -60,10 +60,10 @@ def test_a_pydataset(kind: str, first: int, wanted: dict[str, int], code: str) -
 
 def test_workers_that_shall_live_on() -> None:
     stages = [asdict(stage) | {"first": stage.current} for stage in (LOADER, WINDOW)]
-    kept = "DataLoader(num_workers={}, persistent_workers=True)  # was 2"
+    kept = "DataLoader(num_workers={}, persistent_workers=True)  # was 2 and False"
     assert to_set({}, stages, ["load"]) == ([kept.format(2)], [])
     assert to_set({"load": 6, "load.window": 12}, stages, ["load"]) == ([kept.format(6)], [])
-    wide = "DataLoader(num_workers=6, prefetch_factor=3, persistent_workers=True)  # was 2 and 2"
+    wide = "DataLoader(num_workers=6, prefetch_factor=3, persistent_workers=True)  # was 2 and 2 and False"
     assert to_set({"load": 6, "load.window": 18}, stages, ["load"]) == ([wide], [])
     assert to_set({}, stages) == ([], [])
 
@@ -143,6 +143,11 @@ def test_a_data_loader_without_workers_and_one_of_a_stream() -> None:
 
     line = told(stages_of(DataLoader(torch.zeros(8, 2))), {"load": 6, "load.window": 12})[0]
     assert line == ["DataLoader(num_workers=6)  # was 0"]
+    # What `tune` would leave alone is the user's to change in the other modes, too.
+    assert [stage.when for stage in stages_of(DataLoader(torch.zeros(8, 2)))] == ["user", "user"]
+    assert [stage.when for stage in stages_of(DataLoader(Stream()))] == ["user", "user"]
+    consents = find(DataLoader(torch.zeros(8, 2)), live=False, workers_kind="process").pipeline
+    assert consents is not None and [stage.when for stage in consents.stages()] == ["epoch", "epoch"]
     line = told(stages_of(DataLoader(Stream(), num_workers=2)), {"load": 6})[0]
     assert line == ["DataLoader(num_workers=6)  # was 2; the samples' order follows the workers"]
 

@@ -211,6 +211,7 @@ def test_observe_and_advise_change_nothing(given: dict[str, Any]) -> None:
         report = callback.report
         assert report["changes"] == 0 and report["frozen"] is None
         assert report["stages"][0]["current"] == (given.get("workers", 0))
+        assert report["stages"][0]["when"] == ("epoch" if given else "user")  # as in mode `tune`
         assert report["before"]["wait_frac"] is not None
 
 

@@ -138,6 +138,31 @@ def test_it_stands_for_the_loader() -> None:
     assert bool(wrapped)
 
 
+def test_it_is_of_both_kinds_where_a_loader_says_that_it_is_of_another() -> None:
+    """Accelerate's is a `DataLoaderShard` that says `DataLoader`: one that was none skipped batches in another way."""
+
+    class Shard:
+        def __init__(self, loader: Any) -> None:
+            self.loader = loader
+
+        @property
+        def __class__(self) -> type:
+            return DataLoader
+
+        @__class__.setter
+        def __class__(self, kind: type) -> None: ...
+
+        def __iter__(self) -> Any:
+            return iter(self.loader)
+
+    shard = Shard(slow())
+    wrapped = live(shard, show_card=False)
+    assert isinstance(wrapped, DataLoader) and isinstance(wrapped, Shard)
+    assert wrapped.__class__ is wrapped.__class__ and wrapped.__class__.__name__ == "DataLoader"
+    assert type(wrapped.__class__([1], batch_size=1)) is DataLoader
+    assert sum(len(batch) for batch in wrapped) == ROWS
+
+
 def test_who_makes_the_loader_again_gets_one_of_the_users_class() -> None:
     """As Ignite's `update_dataloader`, and Lightning and Fabric where each rank gets a sampler of its own, do."""
 

@@ -67,6 +67,9 @@ def test_workers_that_helped_are_not_said_to_find_no_cpu() -> None:
     assert cause.sentence.endswith("computes 1.5 ms: more workers overlap the waits, more CPUs do not help")
     (cause,) = causes(seen, Evidence(first={"load": 4}, tried={"load": 7.0}))
     assert cause.sentence.endswith("; no CPU is free for more workers")
+    # More were set, and kept until the end came, before anybody could see what they brought.
+    (cause,) = causes(seen, Evidence(first={"load": 1}, last={"load": 5}))
+    assert cause.sentence.endswith(" for its reads and computes 1.5 ms")
 
 
 def test_storage_at_the_end_of_its_cycle_has_nothing_to_paste() -> None:
@@ -109,7 +112,8 @@ def test_on_a_crowded_machine_long_items_are_no_reads() -> None:
     (cause,) = causes(crowded)
     assert (cause.kind, cause.line) == ("cpu", "")
     assert cause.sentence.startswith(
-        "the CPUs are taken by the training and others: the input has 0.4, and 0.1 are idle; with twice as many"
+        "the CPUs are taken by the training and others: the input has 0.4, and 0.1 are idle; with 0.9 of them for the "
+        "input, or 'load' half as dear, expected "
     )
     assert advice(crowded).allocation == {}
 

@@ -29,7 +29,7 @@ def test_no_worker_is_one_after_the_other() -> None:
     assert (cause.kind, cause.stage) == ("loader", "load")
     assert "makes each batch itself, 6 ms, and then trains on it, 4 ms" in cause.sentence
     assert cause.sentence.endswith("; a worker makes the next one meanwhile")
-    assert cause.line == "DataLoader(num_workers=2, persistent_workers=True)  # was 0"
+    assert cause.line == "DataLoader(num_workers=2, persistent_workers=True)  # was 0 and False"
     # 10 ms become the model's 4 and the hand-over of a batch, 1 ms: 2.0, less the margin.
     assert cause.gain == pytest.approx(1.7, abs=0.1)
     short = replace(seen, epoch_batches=100)  # 0.1 s to start a worker are a tenth of that
@@ -65,7 +65,7 @@ def test_start_up_of_workers_each_epoch() -> None:
     load = stage("load", 16, knob=LOADER, startup_s=0.05)
     seen = window((load, rate(0.05, 0.04, 0.3)), period_s=0.0122, wait=0.01, seam_s=0.85)
     (cause,) = causes(seen)
-    assert (cause.kind, cause.line) == ("startup", "DataLoader(num_workers=16, persistent_workers=True)  # was 16")
+    assert (cause.kind, cause.line) == ("startup", "DataLoader(num_workers=16, persistent_workers=True)  # was 16 and False")
     assert cause.sentence == (
         "each epoch begins with 850 ms of starting 16 workers anew, 41 % of the time: persistent_workers=True keeps "
         "them, where nothing changes the dataset between epochs"
@@ -81,7 +81,7 @@ def test_start_up_of_workers_nobody_can_look_into() -> None:
     load = stage("load", 8, high=8, knob=LOADER, startup_s=0.1)
     seen = replace(window((load, rate(0.05, 0.04)), wait=0.6, seam_s=0.8), rates={}, stage=None)
     (cause,) = (one for one in causes(seen) if one.kind == "startup")
-    assert cause.line == "DataLoader(num_workers=8, persistent_workers=True)  # was 8"
+    assert cause.line == "DataLoader(num_workers=8, persistent_workers=True)  # was 8 and False"
     # Of 18 ms a batch the 8 ms of the starts go, and what it waits for beside them stays.
     assert cause.gain == pytest.approx(promised(18 / 10), rel=0.01)
     assert advice(seen).persistent == ("load",)

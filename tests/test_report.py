@@ -152,6 +152,17 @@ def test_an_observed_run_is_told_what_tuning_would_be() -> None:
     assert report.decisions == ()
 
 
+@pytest.mark.parametrize("mode", ["advise", "observe"])
+def test_what_tuning_would_leave_alone_is_not_promised_of_it(mode: str) -> None:
+    summary = run(mode=mode)
+    decode, *others = (replace(row, when="user") for row in summary.stages)
+    decode = replace(decode, knob="DataLoader(num_workers={})")
+    report = build_report(replace(summary, stages=(decode, *others)))
+    assert report.advice is not None and "mode='tune'" not in report.next
+    head = "paste what is below (expected × " if mode == "advise" else "run with mode='advise' to see what to write"
+    assert report.next.startswith(head)
+
+
 def test_a_limit_of_the_machine_is_named() -> None:
     report = build_report(run(model_s=0.001))
     assert report.verdict == "input-bound"

@@ -129,7 +129,9 @@ def test_the_start_of_workers_each_epoch_is_said_with_the_line() -> None:
     assert "persistent_workers=True" in " ".join(folded) and max(map(len, folded)) <= COLUMNS
     assert rows["also"].startswith("each epoch begins with 1.5 s of starting 1 worker anew, ")
     report = build_report(replace(summary, mode="advise"))
-    assert report.next.splitlines()[1:] == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1"]
+    head, *code = report.next.splitlines()
+    assert code == ["DataLoader(num_workers=1, persistent_workers=True)  # was 1 and False"]
+    assert "mode='tune'" not in head  # which keeps no workers from one epoch to the next, either
 
 
 def test_a_run_that_became_slower_is_told_first_with_the_remedy() -> None:
@@ -223,6 +225,10 @@ def test_the_card_names_the_files_that_were_written(tmp_path: Path) -> None:
     (tmp_path / "found.yaml").write_text("")
     assert end_card(report, tmp_path).endswith(f'\n        or begin it where this one ended: warm_start="{tmp_path}"')
     assert "warm_start" not in end_card(replace(report, frozen="ValueError: x"), tmp_path)
+    other = end_card(replace(report, next="'decode' still limits"), tmp_path)
+    assert other.endswith(f'limits\n        begin the next run where this one ended: warm_start="{tmp_path}"')
+    unmeasured = replace(report, after=replace(report.after, throughput_samples_per_s=None))
+    assert "warm_start" not in end_card(unmeasured, tmp_path)
     # It is where it began: nothing was changed, or all of it was taken back.
     same = tuple(replace(stage, current=stage.first) for stage in report.stages)
     assert "warm_start" not in end_card(replace(report, stages=same), tmp_path)

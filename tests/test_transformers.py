@@ -108,7 +108,7 @@ def test_it_becomes_faster(tmp_path: Path) -> None:
 
 
 def test_advice_is_written_as_the_trainer_takes_it(tmp_path: Path) -> None:
-    line = "DataLoader(num_workers=2, prefetch_factor=4, persistent_workers=True)  # was 1 and 2"
+    line = "DataLoader(num_workers=2, prefetch_factor=4, persistent_workers=True)  # was 1 and 2 and False"
     startup = Cause("startup", "load", "starting anew: persistent_workers=True keeps them", line, 1.2)
     advice = {"allocation": {"load": 2}, "gain": 1.2, "lines": [line], "words": []}
     report = Report(causes=(startup,), advice=advice, next=f"paste what is below\n{line}")
@@ -127,7 +127,7 @@ def test_advice_is_written_as_the_trainer_takes_it(tmp_path: Path) -> None:
     made.train()
     wanted = (
         "Mine(dataloader_num_workers=2, dataloader_prefetch_factor=4, dataloader_persistent_workers=True)"
-        "  # was 1 and 2"
+        "  # was 1 and 2 and False"
     )
     (told,) = seen
     assert told.advice["lines"] == [wanted]

@@ -1,9 +1,11 @@
-"""Ctrl+C while a worker process is being started: it is the training's, and comes when that has ended."""
+"""Ctrl+C: while a worker process is being started it comes when that has ended; a training it ends, ends by it."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +40,23 @@ def test_an_interrupt_in_the_middle_of_a_fork_comes_behind_it(both: str, call: s
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stderr == ""
     assert run.stdout.split() == [*said.split(), "True", "set()"]
+
+
+@pytest.mark.parametrize("report", ["dataclasses.dataclass(type('Row', (), {}))", "raise KeyError"])
+def test_a_loop_that_ends_by_ctrl_c_is_a_process_that_ended_by_it(tmp_path: Path, report: str) -> None:
+    """A shell's loop over seeds goes on behind a process with an exit status of its own, even after Ctrl+C."""
+    pytest.importorskip("torch")
+    code = f"""
+import dataclasses, torch
+from intune_callbacks import live
+from intune_callbacks.session import fit
+def at_the_end(folder):
+    {report}
+fit.at_the_end = at_the_end
+loader = live(torch.utils.data.DataLoader(torch.zeros(400), batch_size=4), run_dir={str(tmp_path)!r})
+for number, _ in enumerate(loader):
+    if number == 50:
+        raise KeyboardInterrupt
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == -signal.SIGINT, run.stderr

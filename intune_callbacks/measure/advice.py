@@ -77,4 +77,5 @@ def _line(
             was += f" and {each_first}"
     if persistent:
         code = f"{code.removesuffix(')')}, {PERSISTENT})"
+        was += " and False"
     return f"{code}  # {remark.strip() if mark else was}"

@@ -184,13 +184,15 @@ def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     busy = f"the input keeps {seen.cpus_busy:.1f} of {_cpus(seen)} busy"
     if round(seen.cpus_busy, 1) > seen.cpus:  # while the training waits, its CPU is taken too
         busy = f"the input keeps {seen.cpus_busy:.1f} CPUs busy, and can count on {amount(seen.cpus)}"
+    twice = "twice as many CPUs"
     if had < CPUS_BUSY * seen.cpus:
         others = "the CPUs are taken by the training and others"
         busy = f"{others}: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
+        twice = f"{2 * had:.1f} of them for the input"  # not as many again as the machine has
     most = _most(seen, replace(known, tried={}))  # with more CPUs more workers may bring what they did not
     gain = advise(seen, most, cpus=2 * had, share=known.share, may_persist=False).gain
     if gain >= LEAST_GAIN:
-        busy += f"; with twice as many CPUs, or {stage.name!r} half as dear, expected {ratio(gain)}"
+        busy += f"; with {twice}, or {stage.name!r} half as dear, expected {ratio(gain)}"
     return Cause("cpu", stage.name, busy)
 
 
@@ -223,7 +225,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
             longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"
             sentence += f"; it reads {stage.current} files at once, as many as its cycle_length: {longer} "
             sentence += "overlaps more waits, and changes the order of the samples"
-        elif _is_crowded(seen):
+        elif _is_crowded(seen) and stage.current >= known.last.get(stage.name, 0):  # else more were set, and kept
             sentence += "; no CPU is free for more workers"
         return Cause("storage", stage.name, sentence, line, found.gain)
     free = max(0.0, seen.cpus_had - seen.cpus_busy)

@@ -6,7 +6,7 @@ import multiprocessing
 import operator
 import sys
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.pipelines.watched import FOLLOWS_WORKERS, WatchedLoader
@@ -231,15 +231,19 @@ def _live_loader(
     from intune_callbacks.pipelines.torch.window import WindowLoader
 
     window = (loader.prefetch_factor or 1) * loader.num_workers
+    may_begin = workers_kind is not None and map_style and not keeps_states(loader)
+    when: Literal["epoch", "user"] = "epoch" if loader.num_workers or may_begin else "user"
+    file = open_file(dataset_of(loader)) if map_style and when == "user" else ""
+    remark = SHARED.format(file) if file else ""
     if not live:
-        remark = "" if map_style else f"was {loader.num_workers}; the samples' {FOLLOWS_WORKERS}"
+        remark = remark if map_style else f"was {loader.num_workers}; the samples' {FOLLOWS_WORKERS}"
         anew, dataset = not loader.persistent_workers, dataset_of(loader)
-        watched = WatchedLoader(loader.num_workers, window, clock=clock, remark=remark, dataset=dataset, anew=anew)
+        watched = WatchedLoader(
+            loader.num_workers, window, clock=clock, remark=remark, when=when, dataset=dataset, anew=anew
+        )
         return Found(watched, "the DataLoader is only watched")
     if map_style and not keeps_states(loader):
         if loader.num_workers == 0 and workers_kind is None:
-            file = open_file(dataset_of(loader))
-            remark = SHARED.format(file) if file else ""
             return Found(WatchedLoader(0, 1, clock=clock, remark=remark, when="user"), LEFT_ALONE)
         context = loader.multiprocessing_context
         if workers_kind != "thread" and context is not None and context.get_start_method() not in STARTS:

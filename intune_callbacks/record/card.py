@@ -85,8 +85,10 @@ def card_rows(report: Report, folder: Path | None = None) -> list[tuple[str, str
         rows.append(("files", f"{', '.join(written)} in {folder}"))
     do = report.next
     is_other = any(row.first != row.current for row in report.stages)
-    if FOUND in written and is_other and not report.frozen and report.verdict != SLOWER:
-        do += f"\nor begin it where this one ended: warm_start={json.dumps(str(folder))}"
+    is_known = not report.frozen and report.verdict != SLOWER and report.after.throughput_samples_per_s is not None
+    if FOUND in written and is_other and is_known:
+        begin = "or begin it" if do.startswith("start the next run") else "begin the next run"
+        do += f"\n{begin} where this one ended: warm_start={json.dumps(str(folder))}"
     return [(label, text) for label, text in rows if text] + [("next", do)]
 
 

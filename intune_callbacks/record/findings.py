@@ -105,6 +105,7 @@ def _evidence(summary: Report) -> Evidence:
         tried=_tried(summary.decisions),
         vetoes=tuple(veto for decision in last[over + 1 :] for veto in decision["vetoes"]),
         first={row.name: row.first for row in summary.stages if row.first is not None},
+        last={row.name: row.current for row in summary.stages},
         order=summary.settings.get("order", {}).get("value", "same"),
     )
 
@@ -222,10 +223,14 @@ def _next(
         return "train longer: nothing can be said about so few steps"
     if advised is None and (mode != "tune" or not summary.changes):
         return _unchanged(last, fed)
+    # What is left alone, and workers that shall live on, `tune` does not set.
+    alone = {row.name for row in summary.stages if row.when == "user"}
+    may_tune = advised is None or any(name not in alone for name in advised["allocation"])
     if mode == "observe":
-        return "run with mode='tune', or mode='advise' to see what it would do"
+        do = "run with mode='tune', or mode='advise' to see what it would do"
+        return do if may_tune else "run with mode='advise' to see what to write"
     if advised is not None:
-        return "\n".join(_pasted(advised, ", or let mode='tune' do it" if mode == "advise" else ""))
+        return "\n".join(_pasted(advised, ", or let mode='tune' do it" if mode == "advise" and may_tune else ""))
     if verdict == "input-bound":
         stage = summary.after.stage
         why = _because(last)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from intune_callbacks.config import is_address, sourced
-from intune_callbacks.errors import frozen_by, pass_on, warn
+from intune_callbacks.errors import frozen_by, pass_on, stay_interrupted, warn
 from intune_callbacks.measure.device import CudaWait
 from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.wait import StepTimer, StepTotals
@@ -212,14 +212,17 @@ class TunedFit:
             note, hints, more: as for `finish`.
             show_card: the training came to its end; False keeps the card from being printed, whatever the user asked.
         """
-        with self.guarded("the report"):
-            report = self.finish(note, together=show_card, hints=hints, **more)
-            if report is not None:
-                if show_card and self.show_card and self.rank == 0:
-                    with suppress(OSError, ValueError):  # nobody reads it: stdout is closed, or its reader is gone
-                        show(report, self._folder())
-                return report.to_json()
-        return {}
+        try:
+            with self.guarded("the report"):
+                report = self.finish(note, together=show_card, hints=hints, **more)
+                if report is not None:
+                    if show_card and self.show_card and self.rank == 0:
+                        with suppress(OSError, ValueError):  # nobody reads it: stdout is closed, or its reader is gone
+                            show(report, self._folder())
+                    return report.to_json()
+            return {}
+        finally:
+            stay_interrupted()
 
     def _folder(self) -> Path | None:
         """Return the run's folder by the name it was given, if that still leads there."""

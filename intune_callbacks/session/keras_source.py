@@ -67,7 +67,7 @@ def _pydataset(data: TrainData, config: TunerConfig, clock: Clock) -> Found:
         workers, window = dataset.workers, places if places > 0 else MAX_WINDOW
     left_alone = stock is None and config.workers_kind is None
     if config.mode != "tune" or left_alone:
-        when: Literal["epoch", "user"] = "user" if config.mode == "tune" else "epoch"
+        when: Literal["epoch", "user"] = "user" if left_alone else "epoch"
         watched = WatchedLoader(workers, window, clock=clock, when=when, knobs=knobs(kind))
         for name in GENERATORS[stock is not None]:
             data.in_adapter(name, _wrapped(adapter, name, watched.adopt))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
@@ -101,8 +102,8 @@ class Live:
     @property
     def __class__(self) -> type:
         # Whoever looks for a DataLoader finds one: Accelerate leaves alone what is none, and each rank trains on all.
-        kind: type = self._loader.__class__
-        return kind
+        kind: Any = type(self._loader)
+        return _both(kind, self._loader.__class__)
 
     @__class__.setter
     def __class__(self, kind: type) -> None:
@@ -175,6 +176,19 @@ def _next(itself: Live) -> Any:
         # Not held by it in turn: the report is made when nothing refers to the `Live` any more.
         object.__setattr__(itself, "_running", itself._begun(None))
     return next(itself._running)
+
+
+@lru_cache
+def _both(kind: type, said: type) -> type:
+    """Return what a loader is, or says it is; where these are two, as of Accelerate's, a class that is both."""
+    if issubclass(kind, said) or issubclass(said, kind):
+        return kind if issubclass(kind, said) else said
+    try:
+        made = type(said.__name__, (kind, said), {"__new__": lambda _, *given, **named: said(*given, **named)})
+    except Exception:  # no class can be both
+        return said
+    made.__module__, made.__qualname__ = said.__module__, said.__qualname__
+    return made
 
 
 def _itself(loader: Any) -> Any:
