@@ -93,6 +93,22 @@ def test_plain_dataset() -> None:
     assert hints_of(DatasetGraph(Dataset.range(100).shuffle(100).batch(8))) == ()
 
 
+def test_what_several_parts_read_is_one_stage_of_the_user() -> None:
+    def folds(base):
+        first, *others = [base.shard(4, k) for k in range(4)]
+        for other in others:
+            first = first.concatenate(other)
+        return hints_of(DatasetGraph(first.batch(4).prefetch(1)))
+
+    assert folds(paths(9).map(parse, num_parallel_calls=2).batch(1, num_parallel_calls=2)) == ()
+    assert folds(paths(9).map(parse, num_parallel_calls=2).prefetch(2)) == ()
+    (hint,) = folds(paths(9).map(python))
+    assert "map(python) computes one" in hint.what
+    apart = [paths(9).map(parse, num_parallel_calls=3) for _ in range(3)]
+    (hint,) = hints_of(DatasetGraph(Dataset.zip(tuple(apart)).prefetch(1)))
+    assert "3 stages have the same num_parallel_calls=3" in hint.what
+
+
 @pytest.mark.parametrize("at_once", [None, 1])
 def test_records_that_are_read_one_file_at_a_time(at_once: int | None) -> None:
     def records(files: int, at_once: int | None) -> Any:

@@ -70,12 +70,15 @@ def _clean() -> Iterator[None]:
 def test_random_live_changes_leave_the_training_as_it_was(name: str) -> None:
     given, options = EXACT[name]
     datasets: list[Numbered] = []
+    before = {*threading.enumerate()}
 
     def make() -> Numbered:
         datasets.append(Numbered(**given))
         return datasets[-1]
 
     made = exact(make, **options)
+    # TensorFlow's own threads start and end the workers: `threading` would keep a dummy of each that asks who it is.
+    assert not [thread for thread in {*threading.enumerate()} - before if isinstance(thread, threading._DummyThread)]
     stock, ours = datasets
     for what in ("seen", "tested", "history", "weights", "random"):
         assert made["tuned"][what] == made["plain"][what], what

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,7 @@ from intune_callbacks.types import Allocation, Hint, Pipeline, PipelineStats, St
 
 __all__ = [
     "MAX_PROCESSES", "MAX_THREADS", "MAX_WINDOW", "Combined", "Pipeline", "busy_limit", "clamp", "cpus_allowed",
-    "give_back", "spared", "windowed",
+    "give_back", "in_main_thread", "join", "spared", "windowed",
 ]  # fmt: skip
 
 # What the system says where it has no more processes, memory or descriptors for this user or container.
@@ -165,3 +167,17 @@ class Combined:
     def close(self) -> None:
         for part in self._parts.values():
             part.close()
+
+
+def in_main_thread() -> bool:
+    """Say whether this is the main thread; `threading.current_thread` keeps a dummy of one that is not Python's."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def join(thread: threading.Thread, timeout_s: float) -> None:
+    """Wait for the end of a thread; `Thread.join`, too, asks for the current one, of which a dummy might be kept."""
+    here, until_s = threading.get_ident(), time.monotonic() + timeout_s
+    if any(known.ident == here for known in threading.enumerate()):
+        thread.join(timeout_s)
+    while thread.is_alive() and time.monotonic() < until_s:
+        time.sleep(0.002)

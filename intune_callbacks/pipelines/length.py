@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 import time
 from typing import Any
+
+from intune_callbacks.pipelines.base import in_main_thread
 
 __all__ = ["Length", "length_of"]
 
@@ -21,7 +22,7 @@ def length_of(value: Any) -> int | None:
     To be asked may mean to be iterated over, which draws an order.
     """
     # Beside another thread that trains, what that one draws meanwhile would be drawn again.
-    kept = _states() if threading.current_thread() is threading.main_thread() else None
+    kept = _states() if in_main_thread() else None
     try:
         return len(value)
     except Exception:  # of one without a length, TypeError or what its author chose (PyTorch Geometric)

@@ -111,6 +111,11 @@ class DatasetGraph:
             return tuple(self._captures[source_of(text)].shape) if source_of(text) in self._captures else None
         return tuple(side.size for side in source.attr["value"].tensor.tensor_shape.dim)
 
+    def told(self, name: str) -> bytes:
+        """Return what a node is told: the value of a constant, else what it does."""
+        node = self._by_name[name]
+        return bytes(node.attr["value"].SerializeToString()) if node.op == "Const" else node.op.encode()
+
     def set_number(self, node: Any, argument: str, value: int) -> None:
         """Give a node another constant for one of its arguments."""
         at = spans_of(node)[argument].start

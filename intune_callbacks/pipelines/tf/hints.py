@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from intune_callbacks.pipelines.tf.graph import DatasetGraph
+from intune_callbacks.pipelines.tf.node import functions_of, source_of
 from intune_callbacks.pipelines.tf.objects import is_wanted
 from intune_callbacks.types import Hint
 
@@ -22,9 +23,24 @@ FILES = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
 
 def hints_of(graph: DatasetGraph) -> tuple[Hint, ...]:
     """Return what is odd about a pipeline; `graph` as the user's dataset is, before anything was edited."""
-    nodes = list(graph.nodes())
+    nodes = _written(graph)
     found = [hint for node in nodes for hint in (*_files(graph, node), *_shuffle(graph, node))]
     return (*found, *_same_number(graph, nodes), *_prefetches(graph, nodes), *_end(graph), *_sequential(graph, nodes))
+
+
+def _written(graph: DatasetGraph) -> list[Any]:
+    """Return the nodes as the user wrote them: of a dataset that several read, as of folds, each has a copy."""
+    numbers: dict[str, int] = {}
+    known: dict[tuple[Any, ...], int] = {}
+    first = []
+    for node in graph.nodes():
+        functions = functions_of(node)  # of each call of the user's another one
+        told = [numbers.get(name, graph.told(name)) for name in map(source_of, node.input)] if not functions else []
+        kind = (node.op, *functions, *told)
+        if kind not in known:
+            first.append(node)
+        numbers[node.name] = known.setdefault(kind, len(known))
+    return first
 
 
 def _files(graph: DatasetGraph, node: Any) -> list[Hint]:

@@ -10,6 +10,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from intune_callbacks.errors import WorkerDied
+from intune_callbacks.pipelines.base import in_main_thread
 from intune_callbacks.pipelines.worker_cost import Startup, WorkerMemory
 from intune_callbacks.pipelines.workers.child import Given, Starts, child_main
 from intune_callbacks.pipelines.workers.payload import Payload
@@ -162,7 +163,7 @@ class ProcessPool:
     def _starter(self) -> int | None:
         """Return our process id, if children may end with the thread that starts them: the main one lives as long."""
         forks = self._method != "forkserver"  # there the server is the parent
-        return os.getpid() if forks and threading.current_thread() is threading.main_thread() else None
+        return os.getpid() if forks and in_main_thread() else None
 
     def call(self, child: Child, item: Any, cancelled: Callable[[], bool]) -> tuple[Any, float, int]:
         """Run the function on `item` in `child`.

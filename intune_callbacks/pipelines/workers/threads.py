@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from intune_callbacks.pipelines.base import join
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.workers.line import WAIT_S, Line, Raised, Task
 from intune_callbacks.pipelines.workers.processes import ProcessPool
@@ -99,8 +100,8 @@ class WorkerThreads:
         if self._join_until_s is None:
             self._join_until_s = time.monotonic() + JOIN_S
         for thread in self.threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, self._join_until_s - time.monotonic()))
+            if thread.ident != threading.get_ident():
+                join(thread, max(0.0, self._join_until_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self.threads)
 
     def _start(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from intune_callbacks.pipelines.base import in_main_thread, join
 from intune_callbacks.pipelines.workers.payload import Payload
 from intune_callbacks.pipelines.workers.wire import Wire
 
@@ -52,7 +53,7 @@ def interrupts_wait(method: str) -> Iterator[None]:
         yield
         return
     came: list[tuple[Any, ...]] = []
-    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    handler = signal.getsignal(signal.SIGINT) if in_main_thread() else None
     # Other threads of this process are told all the same, and then the main one's handler is called.
     if callable(handler):
         signal.signal(signal.SIGINT, lambda *given: came.append(given))
@@ -133,7 +134,7 @@ class Child:
 
     def has_let_go(self) -> bool:
         """Wait, at most two seconds, until no thread reads the pipe of this ended process any more."""
-        self._greeter.join(GREETED_S)
+        join(self._greeter, GREETED_S)
         return not self._greeter.is_alive()
 
 
