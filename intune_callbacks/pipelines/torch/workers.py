@@ -23,6 +23,8 @@ __all__ = ["Fetch", "SeededMap", "Start", "context_of", "pin", "random_states", 
 
 # Of Python's `random`, numpy and torch.
 _Seeds = tuple[int, int, int]
+# The stock workers that ours take over from had the base seed and their number, below any number of workers.
+_BEHIND_STOCK = 2**20
 
 
 class Fetch:
@@ -99,7 +101,7 @@ class Start:
         torch.UntypedStorage._new_shared = classmethod(_in_own_memory)  # type: ignore[method-assign, assignment]
         worker_id = number % self._workers
         # Of each process another one, as in stock: a generator that `worker_init_fn` seeds in the dataset goes by it.
-        seed = self._base_seed + number
+        seed = self._base_seed + _BEHIND_STOCK + number
         random.seed(seed)
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
