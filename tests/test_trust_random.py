@@ -149,6 +149,19 @@ def test_workers_that_take_over_draw_no_numbers_of_those_before_them(init: Any) 
     assert len(set(drawn)) == len(drawn) == 240
 
 
+def test_workers_of_other_epochs_draw_other_numbers_however_often_they_change_places() -> None:
+    given: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "worker_init_fn": seeds_as_told}
+    loader = DataLoader(OwnGenerator(), batch_size=4, **given)
+    pipeline = find(loader).pipeline
+    iterator = pipeline.adopt(iter(loader))
+    drawn = torch.cat(list(iterator)).tolist()
+    for workers in (4, 2) * 4:  # 2: those of the stock loader
+        pipeline.resize({"load": workers, "load.window": 2 * workers})
+        drawn += torch.cat(list(loader)).tolist()
+    pipeline.close()
+    assert len(set(drawn)) == len(drawn) == 9 * 240
+
+
 def augmented(i: int) -> tuple[float, float, float]:
     return torch.rand(1).item(), random.random(), float(np.random.rand())
 

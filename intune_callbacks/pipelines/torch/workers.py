@@ -74,15 +74,21 @@ class Start:
     Args:
         dataset: what `torch.utils.data.get_worker_info().dataset` gives in the child; None outside DataLoader.
         workers: the user's number: worker ids stay below it, also when there are more.
+        before: how often others were started for the same iterator and have ended.
 
     Attributes:
         told: what the first worker returned, in all of them.
     """
 
     def __init__(
-        self, dataset: Any = None, init_fn: Callable[[int], None] | None = None, base_seed: int = 0, workers: int = 1
+        self,
+        dataset: Any = None,
+        init_fn: Callable[[int], None] | None = None,
+        base_seed: int = 0,
+        workers: int = 1,
+        before: int = 0,
     ) -> None:
-        self._dataset, self._init_fn, self._base_seed = dataset, init_fn, base_seed
+        self._dataset, self._init_fn, self._base_seed, self._before = dataset, init_fn, base_seed, before
         self._workers = max(1, workers)
         self.told: _Seeds | None = None
 
@@ -107,7 +113,10 @@ class Start:
         np.random.seed(seed % 2**32)
         if self._dataset is not None:
             torch_worker._worker_info = torch_worker.WorkerInfo(
-                id=worker_id, num_workers=self._workers, seed=seed, dataset=self._dataset
+                id=worker_id,
+                num_workers=self._workers,
+                seed=seed + self._before * _BEHIND_STOCK,
+                dataset=self._dataset,
             )
         if self._init_fn is None:
             return None
