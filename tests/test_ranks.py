@@ -133,9 +133,12 @@ def test_the_launcher_tells_the_place(name: str, monkeypatch: pytest.MonkeyPatch
     assert ranks.place() == expected
 
 
-def test_a_process_group_tells_where_no_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [{}, {"WORLD_SIZE": "6"}], ids=["nothing", "the world alone"])
+def test_a_process_group_tells_what_no_launcher_does(told: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(variable, raising=False)
+    for variable, value in told.items():
+        monkeypatch.setenv(variable, value)
     group = SimpleNamespace(
         is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 2, get_world_size=lambda: 6
     )

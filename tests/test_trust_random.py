@@ -116,6 +116,52 @@ def test_worker_ids_stay_below_the_users_number() -> None:
     assert {worker for worker, _ in seen} <= {0, 1}
 
 
+class OwnGenerator(Dataset[Any]):
+    """Draws from a generator of its own, that `worker_init_fn` seeds."""
+
+    own: random.Random
+
+    def __len__(self) -> int:
+        return 240
+
+    def __getitem__(self, i: int) -> float:
+        return self.own.random()
+
+
+def seeds_as_told(worker_id: int) -> None:
+    info = get_worker_info()
+    info.dataset.own = random.Random(info.seed)
+
+
+def seeds_as_torch(worker_id: int) -> None:
+    get_worker_info().dataset.own = random.Random(torch.initial_seed())
+
+
+@pytest.mark.parametrize("init", [seeds_as_told, seeds_as_torch])
+def test_workers_that_take_over_draw_no_numbers_of_those_before_them(init: Any) -> None:
+    loader = DataLoader(OwnGenerator(), batch_size=4, num_workers=2, worker_init_fn=init)
+    pipeline = find(loader).pipeline
+    iterator = pipeline.adopt(iter(loader))
+    first = [next(iterator) for _ in range(3)]
+    pipeline.resize({"load": 4, "load.window": 8})
+    drawn = torch.cat([*first, *iterator]).tolist()
+    pipeline.close()
+    assert len(set(drawn)) == len(drawn) == 240
+
+
+def test_workers_of_other_epochs_draw_other_numbers_however_often_they_change_places() -> None:
+    given: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "worker_init_fn": seeds_as_told}
+    loader = DataLoader(OwnGenerator(), batch_size=4, **given)
+    pipeline = find(loader).pipeline
+    iterator = pipeline.adopt(iter(loader))
+    drawn = torch.cat(list(iterator)).tolist()
+    for workers in (4, 2) * 4:  # 2: those of the stock loader
+        pipeline.resize({"load": workers, "load.window": 2 * workers})
+        drawn += torch.cat(list(loader)).tolist()
+    pipeline.close()
+    assert len(set(drawn)) == len(drawn) == 9 * 240
+
+
 def augmented(i: int) -> tuple[float, float, float]:
     return torch.rand(1).item(), random.random(), float(np.random.rand())
 

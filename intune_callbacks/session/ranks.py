@@ -102,7 +102,8 @@ def place() -> tuple[int, int, int]:
         return jax.process_index(), jax.process_count(), 1
     rank, world = _told("RANK"), _told("WORLD_SIZE")
     distributed = sys.modules.get("torch.distributed")
-    if world is None and distributed is not None and distributed.is_available() and distributed.is_initialized():
+    is_half_told = rank is None or world is None  # Lightning Fabric tells the processes it starts the world alone
+    if is_half_told and distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, world = distributed.get_rank(), distributed.get_world_size()
     return rank or 0, world or 1, _local_ranks(world or 1)
 

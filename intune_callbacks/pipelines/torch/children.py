@@ -23,6 +23,7 @@ class Children:
     Attributes:
         pool: the processes, None if there are none.
         base_seed: of the iterator.
+        ended: how often all of them have ended: those that come then are not to draw the same numbers once more.
     """
 
     def __init__(self, engines: Engines) -> None:
@@ -30,7 +31,12 @@ class Children:
         self._given = engines.given()
         self._surroundings = Surroundings.now(engines.places, hangs_up=engines.own[0] < 2)
         self.pool: ProcessPool | None = None
-        self.base_seed = 0
+        self.base_seed, self.ended = 0, 0
+
+    @property
+    def stock_seed(self) -> int:
+        """Where the base seed of the stock iterator that comes behind them is drawn from: each time another one."""
+        return self.base_seed + self.ended
 
     def begun(self) -> ProcessPool | None:
         """Return the pool, a new one where there is none; None for threads.
@@ -40,7 +46,7 @@ class Children:
         """
         if self.pool is None:
             self.check()
-            self.pool = self._engines.pool(self.base_seed, self._surroundings)
+            self.pool = self._engines.pool(self.base_seed, self._surroundings, self.ended)
         return self.pool
 
     def first(self) -> int:
@@ -112,4 +118,5 @@ class Children:
         """End them; there can be others later."""
         pool, self.pool = self.pool, None
         if pool is not None:
+            self.ended += 1
             pool.close()

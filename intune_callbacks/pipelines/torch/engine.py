@@ -193,12 +193,12 @@ class Engines:
 
     # -- ours ----------------------------------------------------------------------------------------------------
 
-    def pool(self, base_seed: int, surroundings: Surroundings) -> ProcessPool | None:
-        """Return a pool for an epoch, without children yet; None for threads."""
+    def pool(self, base_seed: int, surroundings: Surroundings, before: int = 0) -> ProcessPool | None:
+        """Return a pool for an epoch, without children yet; None for threads; `before`: pools its iterator had."""
         if self.kind != "process":
             return None
         loader = self.loader
-        start = Start(dataset_of(loader), loader.worker_init_fn, base_seed, loader.num_workers)
+        start = Start(dataset_of(loader), loader.worker_init_fn, base_seed, loader.num_workers, before)
         context = context_of(loader.multiprocessing_context)
         return ProcessPool(Fetch(loader, start), context, start, Carry, self.startup, surroundings)
 

@@ -225,7 +225,7 @@ class LoaderIterator(LikeStock):
             self._stock.resume(source.rest(again))
         else:
             done = self._number - self._begun
-            self._stock = Stock(self.engines.stock_again(source.rest(), self.children.base_seed, done))
+            self._stock = Stock(self.engines.stock_again(source.rest(), self.children.stock_seed, done))
         engine.close()
         self.engine = None
         self.children.drop()
@@ -261,7 +261,7 @@ class LoaderIterator(LikeStock):
             return
         self.children.drop()
         if self._stock is None:
-            self._stock = Stock(engines.stock_again(sampler, self.children.base_seed))
+            self._stock = Stock(engines.stock_again(sampler, self.children.stock_seed))
         else:
             self._stock.reset(loader, first_iter)
         engines.begin(self._stock.iterator)

@@ -23,6 +23,8 @@ __all__ = ["Fetch", "SeededMap", "Start", "context_of", "pin", "random_states", 
 
 # Of Python's `random`, numpy and torch.
 _Seeds = tuple[int, int, int]
+# The stock workers that ours take over from had the base seed and their number, below any number of workers.
+_BEHIND_STOCK = 2**20
 
 
 class Fetch:
@@ -72,15 +74,21 @@ class Start:
     Args:
         dataset: what `torch.utils.data.get_worker_info().dataset` gives in the child; None outside DataLoader.
         workers: the user's number: worker ids stay below it, also when there are more.
+        before: how often others were started for the same iterator and have ended.
 
     Attributes:
         told: what the first worker returned, in all of them.
     """
 
     def __init__(
-        self, dataset: Any = None, init_fn: Callable[[int], None] | None = None, base_seed: int = 0, workers: int = 1
+        self,
+        dataset: Any = None,
+        init_fn: Callable[[int], None] | None = None,
+        base_seed: int = 0,
+        workers: int = 1,
+        before: int = 0,
     ) -> None:
-        self._dataset, self._init_fn, self._base_seed = dataset, init_fn, base_seed
+        self._dataset, self._init_fn, self._base_seed, self._before = dataset, init_fn, base_seed, before
         self._workers = max(1, workers)
         self.told: _Seeds | None = None
 
@@ -99,13 +107,16 @@ class Start:
         torch.UntypedStorage._new_shared = classmethod(_in_own_memory)  # type: ignore[method-assign, assignment]
         worker_id = number % self._workers
         # Of each process another one, as in stock: a generator that `worker_init_fn` seeds in the dataset goes by it.
-        seed = self._base_seed + number
+        seed = self._base_seed + _BEHIND_STOCK + number
         random.seed(seed)
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         if self._dataset is not None:
             torch_worker._worker_info = torch_worker.WorkerInfo(
-                id=worker_id, num_workers=self._workers, seed=seed, dataset=self._dataset
+                id=worker_id,
+                num_workers=self._workers,
+                seed=seed + self._before * _BEHIND_STOCK,
+                dataset=self._dataset,
             )
         if self._init_fn is None:
             return None
