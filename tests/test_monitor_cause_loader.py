@@ -65,7 +65,10 @@ def test_start_up_of_workers_each_epoch() -> None:
     load = stage("load", 16, knob=LOADER, startup_s=0.05)
     seen = window((load, rate(0.05, 0.04, 0.3)), period_s=0.0122, wait=0.01, seam_s=0.85)
     (cause,) = causes(seen)
-    assert (cause.kind, cause.line) == ("startup", "DataLoader(num_workers=16, persistent_workers=True)  # was 16 and False")
+    assert (cause.kind, cause.line) == (
+        "startup",
+        "DataLoader(num_workers=16, persistent_workers=True)  # was 16 and False",
+    )
     assert cause.sentence == (
         "each epoch begins with 850 ms of starting 16 workers anew, 41 % of the time: persistent_workers=True keeps "
         "them, where nothing changes the dataset between epochs"
