@@ -231,7 +231,7 @@ class RestlessTuner:
         self.pipeline.resize(wanted)
         self.resizes += len(wanted)
 
-    def expect(self, epoch_batches: int | None, batches: int | None) -> None:
+    def expect(self, epoch_batches: int | None, batches: int | None, epochs_left: int | None = None) -> None:
         pass
 
     def end(self, totals: Any, samples: int = 0) -> None:

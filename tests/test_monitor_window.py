@@ -187,6 +187,17 @@ def test_a_run_that_goes_on_behind_its_length_has_an_unknown_one() -> None:
     assert (seen.epoch_batches, seen.remaining_s) == (None, None)
 
 
+def test_of_a_dataset_of_unknown_length_the_epochs_left_are_as_long_as_the_last_one() -> None:
+    window = Window()
+    window.expect(None, None, 5)
+    first = observe(window, StepTotals(10, 5, 5, 0, 10, epochs=1, epoch_steps=10), samples=10)
+    window.expect(None, None, 4)
+    known = StepTotals(40, 20, 20, 0, 40, epochs=2, epoch_batches=30, epoch_steps=10)
+    longer = StepTotals(200, 100, 100, 0, 200, epochs=2, epoch_batches=30, epoch_steps=170)
+    left = [observe(window, totals, samples=totals.steps).remaining_s for totals in (known, longer)]
+    assert [first.remaining_s, *left] == [None, 110, None]
+
+
 def test_epochs_are_as_short_as_the_loop_makes_them() -> None:
     window = Window()
     window.expect(100, 300)

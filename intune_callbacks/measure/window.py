@@ -82,19 +82,21 @@ class Window:
 
     def __init__(self) -> None:
         self._length: tuple[int | None, int | None] = (None, None)
+        self._epochs_left: int | None = None
         self._totals = StepTotals()
         self._samples = 0
         self._stats = _NOTHING
         self._exposed_wait_s = 0.0
 
-    def expect(self, epoch_batches: int | None, batches: int | None) -> None:
+    def expect(self, epoch_batches: int | None, batches: int | None, epochs_left: int | None = None) -> None:
         """Learn how long the run is going to be.
 
         Args:
             epoch_batches: batches of one epoch; None takes those of the last one.
-            batches: of the whole run; None while unknown.
+            batches: of the whole run; None while unknown, then it has so many as the epochs left bring.
+            epochs_left: the one that begins included; None where nobody knows.
         """
-        self._length = epoch_batches, batches
+        self._length, self._epochs_left = (epoch_batches, batches), epochs_left
 
     def restart(
         self, totals: StepTotals, samples: int, stats: PipelineStats, exposed_wait_s: float | None = None
@@ -135,6 +137,9 @@ class Window:
             # Loops that leave their loader early (`islice`, a `break`) do so in each epoch; 0 is no whole one yet.
             epoch_batches = min(epoch_batches, totals.epoch_batches or epoch_batches)
         epoch_batches = epoch_batches or totals.epoch_batches or None
+        if batches is None and self._epochs_left is not None and totals.epoch_batches:
+            left = self._epochs_left * totals.epoch_batches - totals.epoch_steps
+            batches = totals.steps + left if left > 0 else None
         # Each window gets its batches' share of the start of an epoch: else one with a start in it would look slow, and
         # one without too fast.
         share_s = totals.epoch_start_s * steps / epoch_batches if epoch_batches is not None else seam_s

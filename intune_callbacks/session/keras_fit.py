@@ -113,8 +113,10 @@ class Fit(TunedFit):
         """
         self._begin_late()
         steps, epochs = params.get("steps"), params.get("epochs")
-        if self.tuner is not None and isinstance(steps, int) and isinstance(epochs, int):
-            self.tuner.expect(steps, self._timer.read().steps + steps * (epochs - epoch))
+        if self.tuner is not None and isinstance(epochs, int):
+            left = epochs - epoch
+            batches = self._timer.read().steps + steps * left if isinstance(steps, int) else None
+            self.tuner.expect(steps if isinstance(steps, int) else None, batches, left)
         self._timer.epoch_begin()
 
     def batch_begin(self) -> None:

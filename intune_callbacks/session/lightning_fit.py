@@ -146,17 +146,18 @@ class Fit(TunedFit):
             logger.log_metrics({k.replace("/", separator): v for k, v in metrics(seen).items()}, step=step)
 
 
-def _length(trainer: Any, steps: int) -> tuple[int | None, int | None]:
-    """Return the batches of one epoch and of the whole fit, None for what is not known."""
+def _length(trainer: Any, steps: int) -> tuple[int | None, int | None, int | None]:
+    """Return the batches of one epoch and of the whole fit, and the epochs left, None for what is not known."""
     loop = trainer.fit_loop
     epoch, epochs, most = loop.max_batches, loop.max_epochs, loop.max_steps
     epoch = int(epoch) if isinstance(epoch, (int, float)) and 0 < epoch < math.inf else None
     left = []
-    if epoch is not None and isinstance(epochs, int) and epochs >= 0:
-        left.append(epoch * (epochs - trainer.current_epoch))
+    epochs_left = epochs - trainer.current_epoch if isinstance(epochs, int) and epochs >= 0 else None
+    if epoch is not None and epochs_left is not None:
+        left.append(epoch * epochs_left)
     if isinstance(most, int) and most >= 0:
         left.append((most - trainer.global_step) * int(getattr(trainer, "accumulate_grad_batches", 1)))
-    return epoch, steps + max(0, min(left)) if left else None
+    return epoch, steps + max(0, min(left)) if left else None, epochs_left
 
 
 def _local_ranks(trainer: Any) -> int:

@@ -95,14 +95,14 @@ class Tuner:
             self._freeze(error)
         return None
 
-    def expect(self, epoch_batches: int | None, batches: int | None) -> None:
+    def expect(self, epoch_batches: int | None, batches: int | None, epochs_left: int | None = None) -> None:
         """Learn how long the run is going to be; changes that it is too short to earn back are not made.
 
         Args:
             epoch_batches: batches of one epoch, None if unknown.
-            batches: of the whole run, None if unknown.
+            batches, epochs_left: of the whole run, and the one that begins included; None if unknown.
         """
-        self._window.expect(epoch_batches, batches)
+        self._window.expect(epoch_batches, batches, epochs_left)
 
     def end(self, totals: StepTotals, samples: int = 0) -> None:
         """The training is over: the figures of the whole run go up to here.
