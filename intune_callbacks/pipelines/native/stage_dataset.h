@@ -52,6 +52,7 @@ class StageDataset : public PassThrough {
  protected:
   std::unique_ptr<IteratorBase> MakeIteratorInternal(const std::string& prefix) const override {
     if (role_ == kBehind) return std::make_unique<Behind>(this, prefix);
+    if (role_ == kInside) return std::make_unique<Inside>(this, prefix);
     return std::make_unique<Feeding>(Feeding::Params{this, prefix});
   }
   absl::Status AsGraphDefInternal(SerializationContext* ctx, DatasetGraphDefBuilder* b,
@@ -68,22 +69,16 @@ class StageDataset : public PassThrough {
     return known ? known->Find(stage_) : nullptr;
   }
 
-  // Right behind a stage, or behind another dataset that computes. Each element comes by here: what
-  // `DatasetBaseIterator` does for one costs as much as a small function, so this is none of those, and has no node in
-  // tf.data's model either. For the model and its tuner the pipeline is the stock one.
-  class Behind : public IteratorBase {
+  // Each element comes by here: what `DatasetBaseIterator` does for one costs as much as a small function, so this is
+  // none of those, and has no node in tf.data's model either. For the model and its tuner the pipeline is the stock one.
+  class Bare : public IteratorBase {
    public:
-    Behind(const StageDataset* dataset, std::string prefix) : dataset_(dataset), prefix_(std::move(prefix)) {
+    Bare(const StageDataset* dataset, std::string prefix) : dataset_(dataset), prefix_(std::move(prefix)) {
       dataset_->Ref();
     }
 
-    ~Behind() override {
-      if (stage_) {
-        stage_->Detach(this);
-        stage_->pool->Hurry(this);
-      }
-      input_.reset();  // waits for the closures that are still queued
-      if (stage_) stage_->pool->Gone(this);
+    ~Bare() override {
+      input_.reset();
       if (is_bypassed_) node_ = nullptr;  // which is not ours to be removed from the model
       dataset_->Unref();
     }
@@ -100,10 +95,68 @@ class StageDataset : public PassThrough {
         node_ = reader_;  // the input's node becomes an input of that one
         is_bypassed_ = true;
       }
-      TF_RETURN_IF_ERROR(WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
+      TF_RETURN_IF_ERROR(WithRunner(ctx, Equips(), this, [&](IteratorContext* mine) {
         return dataset_->input()->MakeIterator(mine, this, prefix(), &input_);
       }));
       input_node_ = (input_.get()->*&PeekIterator::model_node)();
+      return absl::OkStatus();
+    }
+
+    absl::Status Skip(IteratorContext* ctx, int wanted, bool* end, int* skipped) override {
+      return WithRunner(ctx, Equips(), this, [&](IteratorContext* mine) {
+        return input_->Skip(mine, wanted, end, skipped);
+      });
+    }
+
+   protected:
+    // The stage whose runner the input gets, null for the one below all of ours.
+    virtual const Stage* Equips() const { return nullptr; }
+
+    std::shared_ptr<model::Node> CreateNode(IteratorContext* ctx, model::Node::Args args) const override {
+      reader_ = args.output;
+      return model::MakeKnownRatioNode(std::move(args), /*ratio=*/1);
+    }
+    absl::Status SaveInternal(SerializationContext* ctx, IteratorStateWriter* writer) override {
+      return SaveInput(ctx, writer, input_);
+    }
+    absl::Status RestoreInternal(IteratorContext* ctx, IteratorStateReader* reader) override {
+      return WithRunner(ctx, Equips(), this, [&](IteratorContext* mine) {
+        return RestoreInput(mine, reader, input_);
+      });
+    }
+
+    std::shared_ptr<Stage> stage_;
+    std::unique_ptr<IteratorBase> input_;
+    std::shared_ptr<model::Node> input_node_;
+    mutable std::shared_ptr<model::Node> reader_;  // of the iterator that reads from this one
+    bool is_bypassed_ = false;
+    Unequipped unequipped_;
+
+   private:
+    struct PeekIterator : IteratorBase {
+      using IteratorBase::model_node;
+    };
+
+    const StageDataset* const dataset_;
+    const std::string prefix_;
+  };
+
+  // Right behind a stage, or behind another dataset that computes.
+  class Behind : public Bare {
+   public:
+    using Bare::Bare;
+
+    ~Behind() override {
+      if (stage_) {
+        stage_->Detach(this);
+        stage_->pool->Hurry(this);
+      }
+      input_.reset();  // waits for the closures that are still queued
+      if (stage_) stage_->pool->Gone(this);
+    }
+
+    absl::Status Initialize(IteratorContext* ctx) override {
+      TF_RETURN_IF_ERROR(Bare::Initialize(ctx));
       if (stage_) stage_->Attach(this, input_node_);
       return absl::OkStatus();
     }
@@ -125,44 +178,61 @@ class StageDataset : public PassThrough {
     }
 
     absl::Status Skip(IteratorContext* ctx, int wanted, bool* end, int* skipped) override {
-      TF_RETURN_IF_ERROR(WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
-        return input_->Skip(mine, wanted, end, skipped);
-      }));
+      TF_RETURN_IF_ERROR(Bare::Skip(ctx, wanted, end, skipped));
       if (stage_) stage_->Skipped(*skipped);
       return absl::OkStatus();
     }
 
    protected:
-    std::shared_ptr<model::Node> CreateNode(IteratorContext* ctx, model::Node::Args args) const override {
-      reader_ = args.output;
-      return model::MakeKnownRatioNode(std::move(args), /*ratio=*/1);
+    const Stage* Equips() const override { return stage_.get(); }
+
+   private:
+    std::atomic<bool> equipped_{false};
+  };
+
+  // One of the datasets an interleave's function makes.
+  class Inside : public Bare {
+   public:
+    using Bare::Bare;
+
+    absl::Status Initialize(IteratorContext* ctx) override {
+      TF_RETURN_IF_ERROR(Bare::Initialize(ctx));
+      // The interleave switches off, and on again, the node of what it opens ahead.
+      if (is_bypassed_) node_ = input_node_;
+      return absl::OkStatus();
     }
-    absl::Status SaveInternal(SerializationContext* ctx, IteratorStateWriter* writer) override {
-      return SaveInput(ctx, writer, input_);
-    }
-    absl::Status RestoreInternal(IteratorContext* ctx, IteratorStateReader* reader) override {
-      return WithRunner(ctx, stage_.get(), this, [&](IteratorContext* mine) {
-        return RestoreInput(mine, reader, input_);
-      });
+
+    // By one of the interleave's threads. Those that open files ahead are not counted by the interleave's own number
+    // either: they read the first few elements, which tf.data's model leaves aside.
+    absl::Status GetNext(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {
+      if (!stage_) return unequipped_.GetNext(input_.get(), ctx, element, end);
+      Gate& gate = stage_->gate;
+      bool place = false;
+      const bool is_ahead = read_ < stage_->ahead() && node_ != nullptr && !node_->autotune();
+      ++read_;
+      if (gate.limit() > 0 && !is_ahead) {
+        place = gate.Try();
+        if (!place) {
+          const bool is_timed = ctx->model() != nullptr && reader_ != nullptr;
+          if (is_timed) reader_->record_stop(EnvTime::NowNanos());
+          place = gate.Enter(ctx->cancellation_manager());
+          if (is_timed) reader_->record_start(EnvTime::NowNanos());
+        }
+      }
+      ReaderClock& clock = ReaderClock::Mine(stage_->pool.get());
+      const double began_s = Seconds(CLOCK_MONOTONIC);
+      const absl::Status status = unequipped_.GetNext(input_.get(), ctx, element, end);
+      const double busy_s = Seconds(CLOCK_MONOTONIC) - began_s;
+      if (place) gate.Leave();
+      clock.Add(stage_->pool.get(), busy_s);
+      return status;
     }
 
    private:
-    struct PeekIterator : IteratorBase {
-      using IteratorBase::model_node;
-    };
-
-    const StageDataset* const dataset_;
-    const std::string prefix_;
-    std::shared_ptr<Stage> stage_;
-    std::unique_ptr<IteratorBase> input_;
-    std::shared_ptr<model::Node> input_node_;
-    mutable std::shared_ptr<model::Node> reader_;  // of the iterator that reads from this one
-    bool is_bypassed_ = false;
-    std::atomic<bool> equipped_{false};
-    Unequipped unequipped_;
+    int64_t read_ = 0;  // one thread at a time reads
   };
 
-  // What an interleave reads: its input, or the datasets its function makes.
+  // What an interleave takes its inputs from.
   class Feeding : public PassThroughIterator<StageDataset> {
    public:
     using PassThroughIterator<StageDataset>::PassThroughIterator;
@@ -175,7 +245,6 @@ class StageDataset : public PassThrough {
     }
 
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {
-      if (stage_ && dataset()->role_ == kInside) return Read(ctx, element, end);
       TF_RETURN_IF_ERROR(unequipped_.GetNext(input_.get(), ctx, element, end));
       if (stage_ && *end) stage_->Ended();
       return absl::OkStatus();
@@ -195,32 +264,7 @@ class StageDataset : public PassThrough {
     }
 
    private:
-    // One element of a dataset inside an interleave, by one of its threads. Those that open files ahead are not counted
-    // by the interleave's own number either: they read the first few elements, which tf.data's model leaves aside.
-    absl::Status Read(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) {
-      Gate& gate = stage_->gate;
-      bool place = false;
-      const bool is_ahead = read_ < stage_->ahead() && model_node() != nullptr && !model_node()->autotune();
-      ++read_;
-      if (gate.limit() > 0 && !is_ahead) {
-        place = gate.Try();
-        if (!place) {
-          RecordStop(ctx);
-          place = gate.Enter(ctx->cancellation_manager());
-          RecordStart(ctx);
-        }
-      }
-      ReaderClock& clock = ReaderClock::Mine(stage_->pool.get());
-      const double began_s = Seconds(CLOCK_MONOTONIC);
-      const absl::Status status = unequipped_.GetNext(input_.get(), ctx, element, end);
-      const double busy_s = Seconds(CLOCK_MONOTONIC) - began_s;
-      if (place) gate.Leave();
-      clock.Add(stage_->pool.get(), busy_s);
-      return status;
-    }
-
     std::shared_ptr<Stage> stage_;
-    int64_t read_ = 0;  // of a dataset inside an interleave, which one thread at a time reads
     Unequipped unequipped_;
   };
 
