@@ -175,7 +175,12 @@ def in_main_thread() -> bool:
 
 
 def join(thread: threading.Thread, timeout_s: float) -> None:
-    """Wait for the end of a thread; `Thread.join`, too, asks for the current one, of which a dummy might be kept."""
+    """Wait for the end of a thread; `Thread.join`, too, asks for the current one, of which a dummy might be kept.
+
+    Args:
+        thread: that was started.
+        timeout_s: seconds to wait at most.
+    """
     here, until_s = threading.get_ident(), time.monotonic() + timeout_s
     if any(known.ident == here for known in threading.enumerate()):
         thread.join(timeout_s)
