@@ -100,7 +100,8 @@ class Tuner:
 
         Args:
             epoch_batches: batches of one epoch, None if unknown.
-            batches, epochs_left: of the whole run, and the one that begins included; None if unknown.
+            batches: of the whole run, None if unknown.
+            epochs_left: the one that begins included, None if unknown.
         """
         self._window.expect(epoch_batches, batches, epochs_left)
 
