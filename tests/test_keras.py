@@ -280,3 +280,12 @@ def test_the_callback_costs_little() -> None:
     fit(Timed(show_card=False, decide_every_s=3600.0), data=rows(4000), epochs=1)
     typical_s = sorted(Timed.spent_s)[len(Timed.spent_s) // 2]
     assert typical_s < 500e-6  # 25 us where this was written; the limit is for a machine that is busy otherwise
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_the_tuner_learns_how_many_epochs_are_left(unknown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("intune_callbacks.session.tuner.Tuner.expect", lambda _, *given: told.append(given))
+    fit(InTuneCallback(show_card=False), data=rows(unknown=unknown), epochs=3)
+    assert [epochs_left for _, _, epochs_left in told] == [3, 2, 1]
+    assert all((batches is None) == unknown for _, batches, _ in told)

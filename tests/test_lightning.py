@@ -18,6 +18,7 @@ import lightning_runs as runs
 import pytest
 import torch
 from lightning_runs import EAGER, LIGHTNING, Memory, Spy, fit, slow_graph
+from torch.utils.data import DataLoader
 
 from intune_callbacks import ConfigError, TunerConfig
 from intune_callbacks import lightning as ours
@@ -244,6 +245,13 @@ def test_a_dataloader_works_in_threads_when_asked_for(kind: str, monkeypatch: py
     runs.make_trainer(LIGHTNING, callback, spy).fit(runs.make_model(LIGHTNING), runs.shuffled())
     assert "intune-load" in spy.threads
     assert bool(spy.children) == (kind == "process")
+
+
+def test_of_a_stream_the_tuner_learns_how_many_epochs_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("intune_callbacks.session.tuner.Tuner.expect", lambda _, *given: told.append(given))
+    fit(InTuneCallback(show_card=False), LIGHTNING, DataLoader(runs.Stream(), batch_size=4))
+    assert told == [(None, None, 2), (None, None, 1)]
 
 
 @pytest.mark.parametrize("first", ["pytorch_lightning", "lightning.pytorch"])

@@ -131,7 +131,7 @@ class StepTimer:
             self._spent[_MODEL] -= blocked_s
             self._spent[_WAIT] += blocked_s
             if blocked_s > STOP_S:
-                self._stops, self._stops_s = self._stops + batches, self._stops_s + blocked_s
+                self._stops, self._stops_s = self._stops + max(1, batches), self._stops_s + blocked_s
 
     def pause(self) -> None:
         """What follows belongs to no step; pauses may be nested."""
