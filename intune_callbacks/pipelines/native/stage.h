@@ -10,65 +10,13 @@
 #include <vector>
 
 #include "gate.h"
+#include "knob.h"
 #include "pool.h"
-#include "tensorflow/core/framework/model.h"
+#include "starter.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.pb.h"
 
 namespace intune {
-
-using tensorflow::data::model::Node;
-using tensorflow::data::model::SharedState;
-
-// Members of the model's nodes that have no accessor, reached by legal means.
-struct Peek : Node {
-  using Node::mu_;
-  using Node::parameters_;
-};
-
-// One settable number of a running iterator.
-class Knob {
- public:
-  // The node's `parallelism` or `buffer_size`, with its bounds. No lookups by key: a hash made in this library need
-  // not be the one TensorFlow's own library makes.
-  static Knob Find(Node* node) {
-    Knob knob;
-    if (node == nullptr) return knob;
-    tensorflow::tf_shared_lock lock((*node).*(&Peek::mu_));
-    for (const auto& pair : (*node).*(&Peek::parameters_)) {
-      const auto& state = pair.second->state;
-      if (pair.first == "cycle_length") knob.high_ = state ? state->value : pair.second->value;
-      if ((pair.first == "parallelism" || pair.first == "buffer_size") && state && state->mu) knob.state_ = state;
-    }
-    return knob;
-  }
-
-  explicit operator bool() const { return state_ != nullptr; }
-
-  int64_t Get() const {
-    tensorflow::mutex_lock lock(*state_->mu);
-    return static_cast<int64_t>(state_->value);
-  }
-
-  // The most it takes, 0 for any.
-  int64_t High() const { return static_cast<int64_t>(high_); }
-
-  int64_t Set(int64_t wanted) const {
-    const double value = std::max(1.0, high_ > 0 ? std::min(static_cast<double>(wanted), high_) : wanted);
-    tensorflow::mutex_lock lock(*state_->mu);
-    // tf.data's own tuner skips it from now on; it may be reading this in its thread.
-    __atomic_store_n(const_cast<bool*>(&state_->tunable), false, __ATOMIC_RELAXED);
-    if (state_->value != value) {
-      state_->value = value;
-      if (state_->cond_var) state_->cond_var->notify_all();
-    }
-    return static_cast<int64_t>(value);
-  }
-
- private:
-  std::shared_ptr<SharedState> state_;
-  double high_ = 0.0;
-};
 
 // Bytes of one element, the characters of strings included.
 inline double Bytes(const std::vector<tensorflow::Tensor>& element) {
@@ -137,12 +85,13 @@ class Stage {
   const std::shared_ptr<Pool> pool = std::make_shared<Pool>();
   Gate gate;
 
-  // `node` is the model's node of the iterator below, null without a model. A wanted window holds for new ones too.
-  void Attach(const void* iterator, std::shared_ptr<Node> node) {
+  // `node` is the model's node of the iterator below, null without a model; `starter` starts its threads, null where
+  // TensorFlow does. A wanted window holds for new ones too.
+  void Attach(const void* iterator, std::shared_ptr<Node> node, std::shared_ptr<Starter> starter) {
     int64_t wanted;
     {
       std::unique_lock<std::mutex> lock(mu_);
-      live_.push_back({iterator, node, 0});
+      live_.push_back({iterator, node, starter});
       wanted = wanted_;
     }
     const Knob knob = Knob::Find(node.get());
@@ -151,18 +100,22 @@ class Stage {
       if (wanted > 0) knob.Set(wanted);
       return;
     }
-    const int64_t threads = knob.Set(std::max<int64_t>(all_threads_ ? knob.High() : peak_.load(), knob.Get()));
+    const int64_t running = std::max<int64_t>(all_threads_ ? knob.High() : peak_.load(), knob.Get());
+    const int64_t threads = knob.Set(starter ? std::max(running, knob.High()) : running);
+    if (starter) starter->Hold(threads, running);
     std::unique_lock<std::mutex> lock(mu_);
     live_.back().threads = threads_ = threads;
+    running_ = std::min(running, threads);
     most_ = knob.High();
     ended_ = false;
-    gate.SetLimit(readers_ > 0 && readers_ < threads ? static_cast<int>(readers_) : 0);
+    Limit();
   }
 
-  // From now on the stage is an interleave: so many of its threads read at once, 0 for all it can have. More
-  // threads come while there is input for them, and later iterators have as many as were ever wanted; fewer pass the
-  // gate. The first `ahead` elements of each of its datasets
-  // may be read before their turn.
+  bool is_interleave() const { return readers_ >= 0; }
+
+  // From now on the stage is an interleave: so many of its threads read at once, 0 for all it can have. More are
+  // started, by us or by TensorFlow while there is input for them, and later iterators have as many as were ever
+  // wanted; fewer pass the gate. The first `ahead` elements of each of its datasets may be read before their turn.
   int64_t SetReaders(int64_t wanted, int64_t ahead) {
     ahead_ = ahead;
     if (readers_ < 0) all_threads_ = wanted <= 0;
@@ -175,9 +128,25 @@ class Stage {
       }
       Reassert();
     }
-    gate.SetLimit(readers_ > 0 && readers_ < threads_ ? static_cast<int>(readers_) : 0);
+    Start(std::min<int64_t>(readers_, threads_));
     return Readers();
   }
+
+  // So many threads of the interleave run from now on, if they are not more already.
+  void Start(int64_t running) {
+    std::list<Live> live;
+    {
+      std::unique_lock<std::mutex> lock(mu_);
+      live = live_;
+    }
+    for (const Live& one : live) {
+      if (one.starter) one.starter->Start(running);
+    }
+    running_ = std::max<int64_t>(running_, running);
+    Limit();
+  }
+
+  int64_t threads() const { return threads_; }
 
   // The interleave has taken its last input: TensorFlow starts no more threads for it.
   void Ended() { ended_ = true; }
@@ -254,8 +223,11 @@ class Stage {
   struct Live {
     const void* iterator;
     std::shared_ptr<Node> node;
+    std::shared_ptr<Starter> starter;
     int64_t threads = 0;  // of an interleave
   };
+
+  void Limit() { gate.SetLimit(readers_ > 0 && readers_ < running_ ? static_cast<int>(readers_) : 0); }
 
   // An optimisation that tf.data had begun before the value was pinned may have overwritten it once. The nodes' locks
   // are the kernels' own: never taken while ours is held.
@@ -281,7 +253,7 @@ class Stage {
   Sampled bytes_;
   AutoDepth depth_;
   std::atomic<bool> auto_depth_{false}, ended_{false}, all_threads_{false};
-  std::atomic<int64_t> readers_{-1}, threads_{0}, peak_{0}, most_{0}, ahead_{0}, passed_{0};
+  std::atomic<int64_t> readers_{-1}, threads_{0}, running_{0}, peak_{0}, most_{0}, ahead_{0}, passed_{0};
   int64_t wanted_ = 0, dropped_ = 0, items_ = 0;
 };
 

@@ -95,9 +95,7 @@ class StageDataset : public PassThrough {
         node_ = reader_;  // the input's node becomes an input of that one
         is_bypassed_ = true;
       }
-      TF_RETURN_IF_ERROR(WithRunner(ctx, Equips(), this, [&](IteratorContext* mine) {
-        return dataset_->input()->MakeIterator(mine, this, prefix(), &input_);
-      }));
+      TF_RETURN_IF_ERROR(WithRunner(ctx, Equips(), this, [&](IteratorContext* mine) { return MakeInput(mine); }));
       input_node_ = (input_.get()->*&PeekIterator::model_node)();
       return absl::OkStatus();
     }
@@ -111,6 +109,10 @@ class StageDataset : public PassThrough {
    protected:
     // The stage whose runner the input gets, null for the one below all of ours.
     virtual const Stage* Equips() const { return nullptr; }
+
+    virtual absl::Status MakeInput(IteratorContext* ctx) {
+      return dataset_->input()->MakeIterator(ctx, this, prefix(), &input_);
+    }
 
     std::shared_ptr<model::Node> CreateNode(IteratorContext* ctx, model::Node::Args args) const override {
       reader_ = args.output;
@@ -147,6 +149,7 @@ class StageDataset : public PassThrough {
     using Bare::Bare;
 
     ~Behind() override {
+      if (starter_) starter_->Start();  // the iterator waits for all its threads
       if (stage_) {
         stage_->Detach(this);
         stage_->pool->Hurry(this);
@@ -157,7 +160,7 @@ class StageDataset : public PassThrough {
 
     absl::Status Initialize(IteratorContext* ctx) override {
       TF_RETURN_IF_ERROR(Bare::Initialize(ctx));
-      if (stage_) stage_->Attach(this, input_node_);
+      if (stage_) stage_->Attach(this, input_node_, starter_);
       return absl::OkStatus();
     }
 
@@ -186,8 +189,28 @@ class StageDataset : public PassThrough {
    protected:
     const Stage* Equips() const override { return stage_.get(); }
 
+    absl::Status MakeInput(IteratorContext* ctx) override {
+      // With a warm start the threads are there before it is known how many are wanted.
+      const bool is_ours = stage_ && stage_->is_interleave() && ctx->thread_pool() != nullptr && !ctx->warm_start();
+      if (!is_ours) return Bare::MakeInput(ctx);
+      starter_ = std::make_shared<Starter>(ctx->thread_pool());
+      IteratorContext::Params params(ctx);
+      params.thread_pool = starter_.get();
+      IteratorContext mine(std::move(params));
+      TF_RETURN_IF_ERROR(Bare::MakeInput(&mine));
+      ctx->MergeCheckpoint(mine.checkpoint());
+      return absl::OkStatus();
+    }
+
+    // It waits for all its threads, also for those that have not begun.
+    absl::Status SaveInternal(SerializationContext* ctx, IteratorStateWriter* writer) override {
+      if (starter_) stage_->Start(stage_->threads());
+      return Bare::SaveInternal(ctx, writer);
+    }
+
    private:
     std::atomic<bool> equipped_{false};
+    std::shared_ptr<Starter> starter_;  // of an interleave's threads
   };
 
   // One of the datasets an interleave's function makes.

@@ -109,9 +109,10 @@ class Native:
     def set_readers(self, pipeline: str, stage: str, readers: int, ahead: int) -> int:
         """Let at most so many threads of an interleave read at once, from now on and in later iterators.
 
-        Fewer wait their turn at a gate of ours, for TensorFlow would not start them again. More are started as long as
-        the interleave has input (`StageReading.ended`), else the next iterator has them. Threads that open files ahead
-        are not counted, as TensorFlow does not.
+        More than there were so far begin now: each iterator is told of all the threads it can have, and ours hold back
+        those that are not wanted yet. Fewer wait their turn at a gate, for TensorFlow would not start them again. With
+        a warm start TensorFlow starts more as long as the interleave has input (`StageReading.ended`), else the next
+        iterator has them. Threads that open files ahead are not counted, as TensorFlow does not.
 
         Args:
             readers: 1 or more; 0 for all it can have.

@@ -8,7 +8,7 @@ from typing import Any
 from intune_callbacks.pipelines.tf.graph import DatasetGraph
 from intune_callbacks.pipelines.tf.node import attr
 
-__all__ = ["OPEN", "free_of_order", "open_more"]
+__all__ = ["free_of_order", "open_more"]
 
 OPEN = 16
 """Files that an interleave may have open: as many as tf.data has at most where it chooses."""
@@ -54,18 +54,16 @@ def free_of_order(graph: DatasetGraph) -> frozenset[str]:
     return frozenset(free - repeated)
 
 
-def open_more(graph: DatasetGraph, node: Any) -> set[str]:
-    """Let an interleave have more files open than its user wrote; return its name if it may.
+def open_more(graph: DatasetGraph, node: Any) -> None:
+    """Let an interleave have more files open than its user wrote, where it may.
 
     Args:
         node: one of those whose order nothing depends on.
     """
     cycle = graph.number(node, "cycle_length")
     calls = graph.number(node, "num_parallel_calls")
-    if cycle is None or not 0 < cycle < OPEN or calls is None or calls < 1:
-        return set()
-    graph.set_number(node, "cycle_length", OPEN)
-    return {node.name}
+    if cycle is not None and 0 < cycle < OPEN and calls is not None and calls >= 1:
+        graph.set_number(node, "cycle_length", OPEN)
 
 
 def _hands_on(graph: DatasetGraph, node: Any, nodes: Mapping[str, Any], is_endless: bool) -> bool:

@@ -19,7 +19,7 @@ from intune_callbacks.pipelines.tf.native import BEFORE, BEHIND, INSIDE, SINK_OP
 from intune_callbacks.pipelines.tf.node import attr, functions_of
 from intune_callbacks.pipelines.tf.noops import leave_out_noops
 from intune_callbacks.pipelines.tf.objects import is_wanted
-from intune_callbacks.pipelines.tf.order import OPEN, free_of_order, open_more
+from intune_callbacks.pipelines.tf.order import free_of_order, open_more
 from intune_callbacks.pipelines.tf.stage import KNOBS, GraphStage, Kind, buffered_each, capacity_of, in_turn
 from intune_callbacks.types import Hint
 
@@ -87,7 +87,6 @@ class _Edit:
         self.options = graph.dataset.options()
         is_free = live and not in_order and self.options.deterministic is not True
         self.free = free_of_order(graph) if is_free else frozenset()
-        self.wider: set[str] = set()
         self.unbounded: set[str] = set()
         self.notes: list[str] = []
         self.taken: dict[str, int] = {}
@@ -100,7 +99,7 @@ class _Edit:
             self.make_parallel(node)
             if node.name in self.free and attr(node, "deterministic").s == b"default":
                 node.attr["deterministic"].s = b"false"
-                self.wider |= open_more(self.graph, node)
+                open_more(self.graph, node)
         # Without a stage that computes there is nothing to count, and a look at each small element would only cost.
         kinds = {KNOBS[node.op][0] for node in self.graph.nodes() if node.op in KNOBS}
         self.counts = bool(kinds - {"prefetch"})
@@ -135,8 +134,6 @@ class _Edit:
         if self.live and (begin := self.begin(kind, value, high)) != value:
             value = begin
             self.graph.set_number(node, argument, value)
-        if node.name in self.wider:  # tf.data starts no more threads once the files are open; fewer may read
-            self.graph.set_number(node, argument, OPEN)
         if self.live and kind == "prefetch":
             node.attr["legacy_autotune"].b = False
         if unbounded:

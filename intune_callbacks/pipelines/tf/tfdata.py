@@ -4,8 +4,8 @@ The user's dataset is taken apart once and put together again with our operation
 delivers the same elements in the same order, shares the shuffle seeds and caches of the user's, and is iterated in its
 place. It begins as the stock one would: a stage computes on TensorFlow's own threads, and what was left to AUTOTUNE is
 moved by tf.data's own tuner, until the first `resize` of that stage. An interleave left to AUTOTUNE begins with all the
-threads it can have, for tf.data can start no more of them once the files are open. Without our operations, because they
-cannot be compiled or are not yet, the user's dataset is left as it is.
+threads it can have. Without our operations, because they cannot be compiled or are not yet, the user's dataset is left
+as it is.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class DatasetPipeline:
         if self._live and stage.kind == "interleave":
             self._workers[stage.name] = self._window[stage.name] = reading.readers or self._workers[stage.name]
             self._most[stage.name] = reading.most
-            # TensorFlow starts no more threads for it: more of them come with the next iterator.
+            # TensorFlow starts no more threads for it, and we hold none back: more come with the next iterator.
             is_late = reading.ended and (reading.window or 0) < reading.most
             (self._late.add if is_late else self._late.discard)(stage.name)
         elif reading.window:
