@@ -31,12 +31,12 @@ void Expect(bool holds, const char* what) {
 }
 
 // TensorFlow's own threads: closures of stages without a limit run here.
-class Base {
+class Base : public tensorflow::thread::ThreadPoolInterface {
  public:
   Base() {
     for (int i = 0; i < 3; ++i) threads_.emplace_back([this] { Work(); });
   }
-  ~Base() {
+  ~Base() override {
     {
       std::unique_lock<std::mutex> lock(mu_);
       ended_ = true;
@@ -44,13 +44,15 @@ class Base {
     some_.notify_all();
     for (auto& thread : threads_) thread.join();
   }
-  void Schedule(Closure fn) {
+  void Schedule(Closure fn) override {
     {
       std::unique_lock<std::mutex> lock(mu_);
       queue_.push_back(std::move(fn));
     }
     some_.notify_one();
   }
+  int NumThreads() const override { return 3; }
+  int CurrentThreadId() const override { return -1; }
 
  private:
   void Work() {
@@ -115,14 +117,37 @@ void Submit(const PoolRunner& runner, Pending* pending, Random* random, int dept
   });
 }
 
+// As an interleave does: one thread schedules those that read, as many as its number is, and those that open ahead.
+void Begin(Starter* starter, std::shared_ptr<tensorflow::data::model::SharedState> state, Pending* pending) {
+  const auto thread = [pending] {
+    ++scheduled;
+    pending->Begin();
+    return [pending] {
+      ++ran;
+      pending->End();
+    };
+  };
+  pending->Begin();
+  starter->Schedule([=] {
+    tensorflow::mutex_lock lock(*state->mu);
+    const int readers = static_cast<int>(state->value);
+    lock.unlock();
+    for (int i = 0; i < readers + 2; ++i) starter->Schedule(thread());
+    pending->End();
+  });
+}
+
 // One tf.data iterator after the other on a stage.
 void Iterate(const std::shared_ptr<Stage>& stage, Base* base, unsigned seed) {
   Random random(seed);
   while (!stop) {
     auto owner = std::make_shared<int>(0);
     auto node = std::make_shared<Node>();
-    stage->Attach(owner.get(), node);
+    const auto state = node->Parallelism(Draw(random, 1, 9));
+    const auto starter = stage->is_interleave() ? std::make_shared<Starter>(base) : nullptr;
+    stage->Attach(owner.get(), node, starter);
     Pending pending;
+    if (starter) Begin(starter.get(), state, &pending);
     {
       const PoolRunner runner(stage->pool, [base](Closure fn) { base->Schedule(std::move(fn)); }, owner.get(),
                               Draw(random, 0, 1) ? 2 : -1);
@@ -136,6 +161,7 @@ void Iterate(const std::shared_ptr<Stage>& stage, Base* base, unsigned seed) {
         stage->Passed({tensorflow::Tensor({"short", std::string(40, 'x')})});
         if (stage->follows_depth()) stage->Asked(node.get());
       }
+      if (starter) starter->Start();
       stage->Detach(owner.get());
       stage->pool->Hurry(owner.get());
       pending.Drain();

@@ -30,6 +30,12 @@ class Node {
   int64_t num_elements() const { return elements; }
   int64_t processing_time() const { return elements * 1000; }
   std::atomic<int64_t> buffered{0}, elements{0};
+  std::shared_ptr<SharedState> Parallelism(double most) {
+    auto state = std::make_shared<SharedState>();
+    parameters_["cycle_length"] = std::make_shared<Parameter>(Parameter{most, nullptr});
+    parameters_["parallelism"] = std::make_shared<Parameter>(Parameter{1.0, state});
+    return state;
+  }
 
  protected:
   mutable mutex mu_;
