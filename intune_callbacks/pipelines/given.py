@@ -40,8 +40,9 @@ list counts, which takes that long. A choice: some milliseconds."""
 SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
 NUMBERS = frozenset({type(None), bool, int, float, complex})
 CONTAINERS = (list, tuple, dict, set, deque, Namespace, SimpleNamespace)
-OPAQUE = frozenset({"lightning", "pytorch_lightning", "lightning_fabric", "logging", "tqdm"})
-"""Packages whose objects change with each step of a training; no sample is made of them."""
+TELLING = frozenset({"logging", "tqdm"})
+OPAQUE = TELLING | {"lightning", "pytorch_lightning", "lightning_fabric"}
+"""Packages whose objects change with each step of a training; no sample is made of them, but by a sampler."""
 KEPT = ("cache", "warning")
 """In names of attributes: what is kept to save work is the same when it is made again; what was said is no sample."""
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
@@ -125,7 +126,8 @@ class _Look:
             return zlib.crc32(raw.tobytes()) if self._takes(raw.nbytes) else raw.nbytes
         if issubclass(kind, (weakref.ref, threading.local)):
             return None
-        if issubclass(kind, (type, ModuleType)) or kind.__module__.partition(".")[0] in OPAQUE:
+        opaque = TELLING if self._is_read_here else OPAQUE
+        if issubclass(kind, (type, ModuleType)) or kind.__module__.partition(".")[0] in opaque:
             return id(value)
         held = self._attributes(value, kind, depth)
         return (held, self._class(kind, depth)) if held is not None else id(value)
