@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import marshal
 import sys
 import threading
 import weakref
 import zlib
 from argparse import Namespace
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -31,16 +33,22 @@ NESTED, MOST_OBJECTS, MOST_PARTS, SAMPLED = 10, 1024, 64, 4096
 """How deep, and how many objects in all, are looked into; how many parts of each container are, and how many more, in
 equal distances, are only told apart. A choice: all of it takes a few milliseconds at most, as long as a fork does."""
 
+WHOLE_BYTES, ENTRY_BYTES = 8 << 20, 64
+"""How much of arrays and other containers is looked at whole, where that is asked for, and for how much an entry of a
+list counts, which takes that long. A choice: some milliseconds."""
+
 SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
+NUMBERS = frozenset({type(None), bool, int, float, complex})
 CONTAINERS = (list, tuple, dict, set, deque, Namespace, SimpleNamespace)
-OPAQUE = frozenset({"lightning", "pytorch_lightning", "lightning_fabric", "logging", "tqdm"})
-"""Packages whose objects change with each step of a training; no sample is made of them."""
+TELLING = frozenset({"logging", "tqdm"})
+OPAQUE = TELLING | {"lightning", "pytorch_lightning", "lightning_fabric"}
+"""Packages whose objects change with each step of a training; no sample is made of them, but by a sampler."""
 KEPT = ("cache", "warning")
 """In names of attributes: what is kept to save work is the same when it is made again; what was said is no sample."""
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
 
 
-def plain_values(given: Any, but: Sequence[Any] = ()) -> Any:
+def plain_values(given: Any, but: Sequence[Any] = (), *, is_read_here: bool = False) -> Any:
     """Return what was found in an object and in what it holds, so that two such returns can be compared.
 
     Values are looked at, and what functions use besides their arguments: what stands in a closure, class or module.
@@ -48,8 +56,10 @@ def plain_values(given: Any, but: Sequence[Any] = ()) -> Any:
 
     Args:
         but: objects that are not looked into.
+        is_read_here: this process reads the values, no worker: memory that processes share is a value like others, and
+            one loss among many is a difference, so of what is not larger than `WHOLE_BYTES` together all is looked at.
     """
-    return _Look(but).at(given, NESTED)
+    return _Look(but, WHOLE_BYTES if is_read_here else 0).at(given, NESTED)
 
 
 def is_installed(file: str | None) -> bool:
@@ -80,8 +90,8 @@ def hints_of_change(why_not: str, stage: str, workers: int) -> tuple[Hint, ...]:
 
 
 class _Look:
-    def __init__(self, but: Sequence[Any]) -> None:
-        self._left = MOST_OBJECTS
+    def __init__(self, but: Sequence[Any], whole_bytes: int) -> None:
+        self._left, self._is_read_here, self._whole_bytes = MOST_OBJECTS, whole_bytes > 0, whole_bytes
         self._seen = {id(one) for one in but}
 
     def at(self, value: Any, depth: int) -> Any:
@@ -99,10 +109,10 @@ class _Look:
 
     def _inside(self, value: Any, kind: type, depth: int) -> Any:
         if issubclass(kind, np.ndarray):
-            return _array(value)
+            return self._array(value)
         torch = sys.modules.get("torch")
         if torch is not None and issubclass(kind, torch.Tensor):
-            return _tensor(value)
+            return self._tensor(value)
         if issubclass(kind, np.generic):
             return value.tobytes()
         if issubclass(kind, (list, tuple, deque, set, frozenset)):
@@ -111,9 +121,13 @@ class _Look:
             return self._mapping(value, depth), self._attributes(value, kind, depth)
         if issubclass(kind, FUNCTIONS):
             return self._function(value, depth)
+        raw = _buffer(value) if self._is_read_here else None
+        if raw is not None:  # of an `array`, a `Value` or `Array` of multiprocessing
+            return zlib.crc32(raw.tobytes()) if self._takes(raw.nbytes) else raw.nbytes
         if issubclass(kind, (weakref.ref, threading.local)):
             return None
-        if issubclass(kind, (type, ModuleType)) or kind.__module__.partition(".")[0] in OPAQUE:
+        opaque = TELLING if self._is_read_here else OPAQUE
+        if issubclass(kind, (type, ModuleType)) or kind.__module__.partition(".")[0] in opaque:
             return id(value)
         held = self._attributes(value, kind, depth)
         return (held, self._class(kind, depth)) if held is not None else id(value)
@@ -122,11 +136,33 @@ class _Look:
         size = len(value)
         step = size // SAMPLED + 1
         sample = value[::step] if issubclass(type(value), (list, tuple)) else itertools.islice(value, SAMPLED)
-        return size, self._parts(sample, depth)
+        return size, self._entries(value), self._parts(sample, depth)
 
     def _mapping(self, value: dict[Any, Any], depth: int) -> Any:
         items = list(itertools.islice(dict.items(value), SAMPLED))
-        return len(value), self._parts((key for key, _ in items), depth), self._parts((v for _, v in items), depth)
+        values = self._entries(dict.values(value))
+        return (
+            len(value),
+            values,
+            self._parts((key for key, _ in items), depth),
+            self._parts((v for _, v in items), depth),
+        )
+
+    def _takes(self, size: int) -> bool:
+        """Return whether so many bytes are looked at whole, which leaves fewer for what comes later."""
+        if size > self._whole_bytes:
+            return False
+        self._whole_bytes -= size
+        return True
+
+    def _entries(self, values: Any) -> Any:
+        """Return a checksum of all entries, None where a sample has to do."""
+        if not self._takes(ENTRY_BYTES * len(values)):
+            return None
+        held = list(values)
+        # A number that was freed may have left its place to the next one.
+        is_plain = NUMBERS.issuperset(map(type, held))
+        return zlib.crc32(marshal.dumps(held, 2) if is_plain else array("Q", map(id, held)))
 
     def _parts(self, parts: Any, depth: int) -> list[Any]:
         found, looked_into = [], 0
@@ -140,6 +176,29 @@ class _Look:
                 found.append(id(part))
         return found
 
+    def _array(self, value: np.ndarray[Any, Any]) -> Any:
+        if not value.dtype.hasobject and self._takes(value.nbytes):
+            return value.shape, value.dtype.str, zlib.crc32(value.tobytes())
+        # What a large one stands on may be a file, of which each look would read.
+        base: Any = value
+        while isinstance(base, np.ndarray) and base.base is not None:
+            base = base.base
+        if value.size > SAMPLED and not (isinstance(base, (np.ndarray, bytes)) and not isinstance(base, np.memmap)):
+            return value.shape, value.__array_interface__["data"]
+        sample = value.flat[:: value.size // SAMPLED + 1]
+        if value.dtype.hasobject:
+            return value.shape, [part if type(part) in SCALARS else id(part) for part in sample.tolist()]
+        return value.shape, value.dtype.str, zlib.crc32(sample.tobytes())
+
+    def _tensor(self, value: Any) -> Any:
+        if value.is_shared() and not self._is_read_here:
+            return value.data_ptr()
+        if value.device.type == "cpu" and (value.numel() <= SAMPLED or self._takes(value.nbytes)):
+            raw = value.detach().contiguous().flatten().view(sys.modules["torch"].uint8)
+            return value.shape, value.dtype, zlib.crc32(raw.numpy())
+        # Each change in its place counts up.
+        return value.shape, value.dtype, value.data_ptr(), value._version
+
     def _attributes(self, value: Any, kind: type, depth: int) -> Any:
         """Return what an object holds; None where it cannot hold anything."""
         slots = [name for base in kind.__mro__ if "__slots__" in base.__dict__ for name in _names(base)]
@@ -147,7 +206,8 @@ class _Look:
         if held is None and not slots:
             return None
         parts = [*(held or {}).items(), *((name, _slot(value, name)) for name in slots)]
-        return [(name, self.at(part, depth)) for name, part in parts if not any(kept in name.lower() for kept in KEPT)]
+        kept = () if self._is_read_here else KEPT
+        return [(name, self.at(part, depth)) for name, part in parts if not any(one in name.lower() for one in kept)]
 
     def _class(self, kind: type, depth: int) -> Any:
         """Return what the methods of a class of the user's use, and what else stands in it."""
@@ -193,27 +253,11 @@ class _Look:
         return [(name, self.at(held[name], depth)) for name in known if name in held]
 
 
-def _array(value: np.ndarray[Any, Any]) -> Any:
-    # What a large one stands on may be a file, of which each look would read.
-    base: Any = value
-    while isinstance(base, np.ndarray) and base.base is not None:
-        base = base.base
-    if value.size > SAMPLED and not (isinstance(base, (np.ndarray, bytes)) and not isinstance(base, np.memmap)):
-        return value.shape, value.__array_interface__["data"]
-    sample = value.flat[:: value.size // SAMPLED + 1]
-    if value.dtype.hasobject:
-        return value.shape, [part if type(part) in SCALARS else id(part) for part in sample.tolist()]
-    return value.shape, value.dtype.str, zlib.crc32(sample.tobytes())
-
-
-def _tensor(value: Any) -> Any:
-    if value.is_shared():
-        return value.data_ptr()
-    if value.numel() <= SAMPLED and value.device.type == "cpu":
-        raw = value.detach().contiguous().flatten().view(sys.modules["torch"].uint8)
-        return value.shape, value.dtype, zlib.crc32(raw.numpy())
-    # Each change in its place counts up.
-    return value.shape, value.dtype, value.data_ptr(), value._version
+def _buffer(value: Any) -> memoryview | None:
+    try:
+        return memoryview(value)
+    except TypeError:  # it has no bytes to show
+        return None
 
 
 def _slot(value: Any, name: str) -> Any:

@@ -108,7 +108,8 @@ class SamplerWatch:
         return item, left
 
     def _values(self) -> Any:
-        return plain_values(self._sampler, self._but), [one.get_state().numpy().tobytes() for one in self._generators]
+        held = plain_values(self._sampler, self._but, is_read_here=True)
+        return held, [one.get_state().numpy().tobytes() for one in self._generators]
 
     def _depends(self, why: str) -> None:
         if not self.why:
