@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,20 @@ def test_an_epoch_ends_as_with_the_stock_iterator() -> None:
     with pytest.raises(tf.errors.OutOfRangeError):
         iter(live(rows().take(0), **EAGER)).get_next()
     assert isinstance(iterator, tf.data.Iterator)
+
+
+def test_a_dataset_made_inside_a_compiled_function_is_left_alone_without_a_warning() -> None:
+    @tf.function
+    def epoch() -> Any:
+        total = tf.constant(0, tf.int64)
+        for batch in live(rows().take(40), **EAGER):
+            total += tf.reduce_sum(batch)
+        return total
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert epoch() == sum(sum(first(batch)) for batch in rows().take(40))
+    assert [str(warning.message) for warning in seen] == []
 
 
 def test_where_no_step_can_be_seen_the_card_says_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,8 @@ def why_not(dataset: Any) -> str:
 
 def threads_of(dataset: Any) -> int:
     """Return how many threads of TensorFlow's compute the dataset's functions."""
-    own = dataset.options().threading.private_threadpool_size
+    # While a function is traced TensorFlow warns whoever asks for options: what is left alone is not asked.
+    own = None if why_not(dataset) else dataset.options().threading.private_threadpool_size
     return int(own or tf.config.threading.get_inter_op_parallelism_threads() or cpus_allowed())
 
 
