@@ -80,7 +80,7 @@ def advise(
     persistent = tuple(stage.name for stage in seen.workers if may_persist and is_started_anew(stage))
     tried = [dict(now)]
     for _ in range(GROWTH):
-        grown = _grown(seen, tried[-1], most or {}, seen.cpus_had if cpus is None else cpus)
+        grown = _grown(seen, tried[-1], most or {}, cpus)
         if grown is None:
             break
         tried.append(grown)
@@ -156,8 +156,12 @@ def _needed_s(seen: Measured, then: Mapping[str, int], cpus: float | None) -> di
         needed[stage.name] = stays_s + now_s * _useful(stage.current, cv) / _useful(then[stage.name], cv)
     had = seen.cpus_had
     if needed and had > 0.0:
-        needed[""] = min(seen.period_s * had, seen.cpu_s) / (had if cpus is None else cpus)
+        needed[""] = min(seen.period_s * had, seen.cpu_s) / _cpus_of(seen, then, cpus)
     return needed
+
+
+def _cpus_of(seen: Measured, then: Mapping[str, int], cpus: float | None) -> float:
+    return seen.cpus_for(sum(then.values())) if cpus is None else cpus
 
 
 def _useful(workers: int, cv: float) -> float:
@@ -190,7 +194,7 @@ def _seam_s(seen: Measured, then: Mapping[str, int], persistent: Collection[str]
     return seam_s
 
 
-def _grown(seen: Measured, at: Allocation, most: Mapping[str, int], cpus: float) -> Allocation | None:
+def _grown(seen: Measured, at: Allocation, most: Mapping[str, int], cpus: float | None) -> Allocation | None:
     """One worker more where it is needed most; None where that brings nothing or is not there to be had."""
     needed = _needed_s(seen, at, cpus)
     floor_s = max(seen.model_s, needed.pop("", 0.0))
@@ -201,7 +205,7 @@ def _grown(seen: Measured, at: Allocation, most: Mapping[str, int], cpus: float)
         return None
     stage = next(stage for stage in seen.workers if stage.name == slowest)
     grown = at | {slowest: at[slowest] + 1}
-    if grown[slowest] > _highest(seen, stage, most, cpus) or not _has_room(seen, grown):
+    if grown[slowest] > _highest(seen, stage, most, _cpus_of(seen, grown, cpus)) or not _has_room(seen, grown):
         return None
     return grown
 

@@ -105,7 +105,6 @@ def _evidence(summary: Report) -> Evidence:
         tried=_tried(summary.decisions),
         vetoes=tuple(veto for decision in last[over + 1 :] for veto in decision["vetoes"]),
         first={row.name: row.first for row in summary.stages if row.first is not None},
-        last={row.name: row.current for row in summary.stages},
         order=summary.settings.get("order", {}).get("value", "same"),
     )
 
