@@ -146,9 +146,9 @@ class _Edit:
         each = buffered_each(self.graph, node) if kind == "interleave" else 0
         capacity = capacity_of(self.graph, node, high)
         library = self.graph.library(node) if kind in ("map", "interleave") else ""
-        return GraphStage(
-            name, kind, node.name, value, high, capacity, workers, automatic, unbounded, each, self.fuses(node), library
-        )
+        calls = kind == "interleave" and any("MapDataset" in op for op in self.graph.inner_ops(node))
+        numbers = name, kind, node.name, value, high, capacity, workers
+        return GraphStage(*numbers, automatic, unbounded, each, self.fuses(node), library, calls)
 
     def left_to_autotune(self) -> int:
         known = [(node, KNOBS[node.op]) for node in self.graph.nodes() if node.op in KNOBS]
