@@ -121,6 +121,15 @@ def test_on_a_crowded_machine_it_is_not_known_what_long_items_wait_for() -> None
     assert cause.kind == "cpu" and cause.sentence.startswith("the CPUs are taken by the training and others: the input")
 
 
+def test_what_has_no_workers_at_all_is_named_by_what_is_odd_about_it() -> None:
+    """A `map` without `num_parallel_calls`, and a prefetch: no stage holds workers."""
+    seen = window((stage("prefetch", 2, kind="memory"), rate(0.01, 0.0)))
+    assert causes(seen) == ()
+    hint = Hint("map(f) computes one element at a time", ".map(f, num_parallel_calls=4)", "order", "f")
+    (cause,) = causes(seen, Evidence(hints=[hint]))
+    assert (cause.kind, cause.stage, cause.sentence, cause.line) == ("serial", "f", hint.what, hint.line)
+
+
 def test_a_wait_shorter_than_any_read_is_no_read() -> None:
     """Workers that compute for 36 us and hand on for a CPU 41 us: nothing is read in that."""
     tiny = window((stage("tok", 2, knob=MAP), rate(77e-6, 36e-6, items=250.0)), idle=6.0)

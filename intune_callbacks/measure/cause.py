@@ -95,6 +95,9 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     hint = known.hint("loader")
     wait_s = seen.period_s - seen.model_s
     if stage is None:
+        before = None if seen.workers else _fed_by(seen, known)
+        if before is not None:
+            return Cause("serial", before.stage, before.what, before.line)
         if hint is None or not hint.line or seen.workers:
             return None
         gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
@@ -167,7 +170,7 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
 
 def _fed_by(seen: Measured, known: Evidence) -> Hint | None:
     """What computes one element at a time where nothing can be set while it runs, and what to write there."""
-    live = {stage.name for stage in seen.workers}
+    live = {"", *(stage.name for stage in seen.workers)}  # without a name it is of all stages
     return next((h for h in known.hints if h.kind in ("order", "workers") and h.line and h.stage not in live), None)
 
 
