@@ -131,7 +131,11 @@ def test_a_shuffle_buffer_that_is_being_filled() -> None:
     (cause,) = causes(seen, known)
     assert (cause.kind, cause.line) == ("shuffle", ".shuffle(2048)")
     assert cause.sentence == f"{hint.what}: the first batch came after 1.4 s"
-    assert cause.gain == pytest.approx(promised(1.7), rel=0.01)
+    assert cause.gain == pytest.approx(promised(1.7 / (1.0 + 0.7 * 2048 / 50000)), rel=0.01)
+    # What a buffer nearly as large is filled with is waited for in any case.
+    large = Hint("shuffle(1500) holds the whole epoch of 1500 elements", ".shuffle(1000)  # or all", "shuffle")
+    (cause,) = causes(seen, replace(known, hints=(large,)))
+    assert cause.gain == pytest.approx(promised(1.7 / (1.0 + 0.7 * 1000 / 1500)), rel=0.01)
     # What fills the buffer had to be read in any case, where the training waits for reads.
     waiting = causes(window((stage("decode", 4), rate(0.04, 0.01)), wait=0.8, seam_s=0.7), known)
     assert [(c.line, c.gain) for c in waiting if c.kind == "shuffle"] == [("", 1.0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from intune_callbacks.measure.advice import PERSISTENT, to_set
 from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.predict import LEAST_GAIN, WAITS, is_started_anew, promised, step_s
+from intune_callbacks.types import Hint
 from intune_callbacks.words import count, moment, percent
 
 __all__ = ["ALL", "entries", "if_it_pays", "model"]
@@ -63,13 +65,20 @@ def shuffle(seen: Measured, known: Evidence) -> Cause | None:
         return None
     first_s = known.whole.get("first_batch_s") or 0.0
     # While a run waits for data, what fills the buffer had to be read in any case.
-    gain = (seen.seam_s + seen.period_s) / max(seen.seam_s, seen.period_s) if seen.wait_frac < MUCH_WAIT else 1.0
+    less_s = _fewer(hint) * seen.seam_s if seen.wait_frac < MUCH_WAIT else 0.0
+    gain = (seen.seam_s + seen.period_s) / (seen.seam_s - less_s + max(seen.period_s, less_s))
     gain = promised(gain, known.share)
     late = first_s > WAITS * (known.whole.get("wall_s") or float("inf"))
     if gain < LEAST_GAIN and not late:
         return None
     sentence = f"{hint.what}: the first batch came after {moment(first_s)}" if first_s else hint.what
     return if_it_pays(Cause("shuffle", hint.stage, sentence, hint.line, gain))
+
+
+def _fewer(hint: Hint) -> float:
+    """Of what is read before the first batch, the part that a smaller buffer leaves for later."""
+    held, then = ([int(number) for number in re.findall(r"\d+", text)] for text in (hint.what, hint.line))
+    return max(0.0, 1.0 - then[0] / min(held)) if held and then else 1.0
 
 
 def prefetch(seen: Measured, known: Evidence) -> Cause | None:
