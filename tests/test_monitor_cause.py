@@ -73,6 +73,17 @@ def test_workers_that_helped_are_said_to_overlap_the_waits() -> None:
     assert cause.sentence.endswith(" for its reads and computes 1.5 ms")
 
 
+def test_no_more_workers_than_an_epoch_has_items() -> None:
+    """Of epochs of 3 batches; where the items are a fourth of a batch, they are 12."""
+    loads = (
+        (stage("load", 2, knob=LOADER), rate(0.080, 0.001)),
+        (stage("load", 2, knob=LOADER), rate(0.02, 0.0002, items=4.0)),
+    )
+    few, more = (window(load, period_s=0.040, wait=0.9, epoch=3) for load in loads)
+    assert advice(few).allocation["load"] == 3
+    assert 3 < advice(more).allocation["load"] <= 12
+
+
 def test_storage_at_the_end_of_its_cycle_has_nothing_to_paste() -> None:
     seen = window((stage("interleave", 8, 8, kind="io", knob=INTERLEAVE), rate(0.0056, 13e-6, items=14.0)))
     (cause,) = causes(seen)

@@ -227,6 +227,8 @@ def _highest(seen: Measured, stage: Stage, most: Mapping[str, int], cpus: float)
     if rate is not None and rate.service_s > 0.0:
         # What is not known to wait is taken to compute.
         highest = min(highest, round(cpus * rate.service_s / (rate.service_cpu_s or rate.service_s)))
+    if rate is not None and seen.epoch_batches and rate.items_per_batch > 0.0:  # an epoch has no more for them
+        highest = min(highest, math.ceil(seen.epoch_batches * rate.items_per_batch))
     if stage.knob.startswith(OWN_PROCESSES) or (rate is not None and rate.worker_bytes):
         highest = min(highest, max(FEWEST_PROCESSES, round(PROCESSES_PER_CPU * cpus)))
     return max(highest, stage.current)
