@@ -78,6 +78,13 @@ def test_start_up_of_workers_each_epoch() -> None:
     assert advice(seen).persistent == ("load",)
     kept = replace(seen, stages=(replace(load, startup_s=0.0),))
     assert [c.kind for c in causes(kept)] == ["model"]
+    # Most of it is the first batch, which has to be made in any case.
+    (some,) = causes(replace(seen, stages=(replace(load, startup_s=0.02),)))
+    assert some.sentence.startswith(
+        "each epoch begins with 850 ms without a batch, 41 % of the time, 320 ms of them at least for starting 16 "
+        "workers anew: persistent_workers=True keeps them"
+    )
+    assert 1.0 < some.gain < cause.gain
 
 
 def test_start_up_of_workers_nobody_can_look_into() -> None:

@@ -19,6 +19,8 @@ LEAST_S = 1e-6
 """No batch is sooner there."""
 MUCH_WAIT = 0.2
 """From this share of data wait on a run is input-bound, see `measure.verdict`: a shuffle buffer is filled meanwhile."""
+MOSTLY = 0.5
+"""Share of the start of an epoch from which on it is called that of its workers. A choice: the larger part."""
 LIMIT_OF_MEMORY = ("soft limit", "memory alarm")
 """Words of the guard's vetoes that are about memory."""
 
@@ -47,7 +49,12 @@ def startup(seen: Measured, known: Evidence) -> Cause | None:
     frac = percent(seen.seam_s / (seen.period_s + seen.seam_s))
     begins = f"each epoch begins with {moment(each_s)} of" if each_s else "the starts of epochs go by with"
     keeps = f"{PERSISTENT} keeps them, where nothing changes the dataset between epochs"
-    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {keeps}"
+    starting = f"starting {count(workers, 'worker')} anew"
+    sentence = f"{begins} {starting}, {frac} of the time: {keeps}"
+    known_s = sum(stage.startup_s * stage.current for stage in started)
+    if known_s < MOSTLY * each_s:  # the first batch has to be made in any case
+        begins = f"each epoch begins with {moment(each_s)} without a batch, {frac} of the time"
+        sentence = f"{begins}, {moment(known_s)} of them at least for {starting}: {keeps}"
     return Cause("startup", persistent[0], sentence, "\n".join(to_set({}, entries(seen, known), persistent)[0]), gain)
 
 
