@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from intune_callbacks.pipelines.tf.graph import HARMLESS, DatasetGraph
 
-__all__ = ["KNOBS", "GraphStage", "Kind", "buffered_each", "capacity_of", "in_turn", "live_numbers"]
+__all__ = ["CALLS", "KNOBS", "GraphStage", "Kind", "buffered_each", "capacity_of", "in_turn", "live_numbers"]
 
 Kind = Literal["map", "interleave", "batch", "prefetch"]
 KNOBS: dict[str, tuple[Kind, str]] = {
@@ -21,6 +21,7 @@ KNOBS: dict[str, tuple[Kind, str]] = {
     "ParallelBatchDataset": ("batch", "num_parallel_calls"),
     "PrefetchDataset": ("prefetch", "buffer_size"),
 }
+CALLS = ("MapDataset", "ParallelMapDataset", "MapAndBatchDataset")
 # In several calls at once they give what they give in turn; those of Python are the user's word, as `num_workers=1` is.
 ALIKE = HARMLESS | {
     *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp"),
