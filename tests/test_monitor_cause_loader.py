@@ -101,6 +101,19 @@ def test_start_up_of_workers_nobody_can_look_into() -> None:
     assert advice(seen, Evidence(whole={"epochs": 2})).persistent == ("load",)
 
 
+def test_workers_that_have_done_all_are_not_given_more() -> None:
+    """A sampler that takes 32 ms for a batch: both workers stand idle while the training waits for it."""
+    load = stage("load", 2, knob=LOADER, when="epoch")
+    seen = window((load, rate(0.002, 0.002, 0.03, starved=0.75, blocked=0.2)), period_s=0.042, wait=0.75)
+    (cause,) = causes(seen)
+    assert (cause.kind, cause.line, cause.gain) == ("serial", "", 1.0)
+    assert cause.sentence == (
+        "the workers of 'load' have done all that was asked of them when the training waits: for the sampler, or for "
+        "batches to be handed over"
+    )
+    assert advice(seen).allocation == {}
+
+
 STARVED = Hint("worker 0 of 8 delivered everything", "DataLoader(num_workers=1)  # was 8", "shards", "load")
 
 

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,33 @@ def test_the_time_of_a_batch_is_that_of_whole_rounds_where_batches_come_in_burst
     each_s = [after_s - before_s for before_s, after_s in itertools.pairwise(read)]
     assert all(1.2 < service_s < 1.5 for service_s in each_s[7:]), each_s
     assert sum(each_s[7:]) / len(each_s[7:]) == pytest.approx(1.4, rel=0.05)
+
+
+@pytest.mark.parametrize("finished", [4, 1])
+def test_a_long_fetch_of_what_is_finished_is_no_time_of_the_workers(finished: int) -> None:
+    """30 ms for the sampler, or to take a batch over, while what was asked of two workers lies there, or not yet."""
+
+    class Running:
+        _tasks_outstanding, _workers = 4, ()
+        _data_queue = SimpleNamespace(qsize=lambda: finished)
+
+    wall_s, running = [0.0], Running()
+
+    def fetches() -> Iterator[int]:
+        for batch in range(40):
+            wall_s[0] += 0.03
+            yield batch
+
+    watch, batches = Watch(2, 4, Clock(lambda: wall_s[0], lambda: 0.0)), fetches()
+    watch.begin(running)
+    for _ in range(40):
+        watch.fetch(batches.__next__)
+        wall_s[0] += 0.01
+    busy_s, starved_s = watch.counters.busy_s / 40, watch.counters.starved_s / 40
+    if finished == 4:
+        assert busy_s == 0.0 and starved_s == pytest.approx(2 * 0.03, rel=0.1)
+    else:
+        assert busy_s == pytest.approx(2 * 0.04, rel=0.1) and starved_s == 0.0
 
 
 @pytest.mark.parametrize("live", [True, False])

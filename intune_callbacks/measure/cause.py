@@ -11,6 +11,7 @@ from intune_callbacks.measure.measured import READS, Measured
 from intune_callbacks.measure.other_causes import entries, if_it_pays
 from intune_callbacks.measure.predict import (
     LEAST_GAIN,
+    OWN_PROCESSES,
     WAITS,
     Advice,
     advise,
@@ -151,6 +152,9 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if stage.sequential or stage.high <= 1:
         each = f"{name} takes {moment(batch_s)} for each batch and does one item at a time"
         return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
+    if rate.busy_frac < IDLE and stage.knob.startswith(OWN_PROCESSES) and rate.starved_frac > rate.busy_frac:
+        done = f"the workers of {name} have done all that was asked of them when the training waits"
+        return Cause("serial", stage.name, f"{done}: for the sampler, or for batches to be handed over")
     if rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac):
         idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
         before = _fed_by(seen, known)

@@ -67,7 +67,7 @@ class Watch:
         self._cpu_s: float | None = None
         self._unread = 0
         self._cpu_due_s, self._cpu_every_s = float("inf"), FIRST_CPU_S
-        self._quick, self._cpu_frac, self._thread_cpu_s = 0, 1.0, 0.0
+        self._quick, self._cpu_frac, self._thread_cpu_s, self._slow = 0, 1.0, 0.0, False
         self._memory = WorkerMemory()
         self.startup_s = 0.0
         self.fetch: Callable[[Callable[[], Any]], Any] = self._fetch_from_workers if workers else self._fetch_here
@@ -77,7 +77,7 @@ class Watch:
         """From now on batches come from `iterator`, which has just been made or is already running."""
         self.end()
         self._last_s = self._waited_s = None
-        self._quick = 0
+        self._quick, self._slow = 0, True
         # Weak: whoever drops the iterator ends it.
         self._running = weakref.ref(iterator) if self._workers else None
 
@@ -94,18 +94,23 @@ class Watch:
     def _fetch_from_workers(self, take: Callable[[], Any]) -> Any:
         """Return the next batch, which the workers of an iterator compute."""
         wall, counters, last_s = self._clock.wall, self.counters, self._last_s
+        idle = self._slow and self._is_idle()
         begin_s = wall()
         batch = take()
         self._last_s = now_s = wall()
         self._since_wait += 1
-        if now_s - begin_s > BLOCKED_S:
+        if now_s - begin_s > BLOCKED_S and not idle:
             self._waited(now_s)
         service_s = self._service_s or 0.0
         counters.computed(service_s, 0.0, batch)
         if last_s is None:
             self._meet(now_s)
             return batch
-        counters.blocked_s += max(0.0, self._workers * (now_s - last_s) - service_s)
+        self._slow = now_s - last_s > QUICK_S
+        # What passes when all is made is the sampler's time, or that of handing a batch over: the workers wait for it.
+        fed_s = now_s - begin_s if idle else 0.0
+        counters.starved_s += self._workers * fed_s
+        counters.blocked_s += max(0.0, self._workers * (now_s - last_s - fed_s) - service_s)
         self._unread += 1
         if now_s >= self._cpu_due_s:
             self._count_cpu()
@@ -169,6 +174,14 @@ class Watch:
             counters.busy_s = max(counters.busy_s, counters.cpu_s)
         pids = [process.pid for process in self._processes]
         return counters.reading(self._queued(), capacity, self._memory.read(pids))
+
+    def _is_idle(self) -> bool:
+        """Return whether all that was asked of the workers lies there finished; no if nobody can tell."""
+        iterator = self._running() if self._running is not None else None
+        try:
+            return iterator is not None and 0 <= iterator._tasks_outstanding <= iterator._data_queue.qsize()
+        except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):  # as for `_queued`
+            return False
 
     def _queued(self) -> int:
         iterator = self._running() if self._running is not None else None
