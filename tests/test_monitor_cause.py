@@ -64,6 +64,12 @@ def test_workers_that_wait_for_reads_get_their_share_of_a_machine_that_others_ke
     )
 
 
+def test_a_short_wait_on_a_machine_that_others_keep_busy_may_be_one_for_a_cpu() -> None:
+    seen = window((stage("load", 2, knob=LOADER), rate(0.0093, 0.0008)), period_s=0.0047, idle=0.0)
+    (cause,) = causes(seen)
+    assert (cause.line, cause.gain) == ("", 1.0) and "for its reads or a CPU, of which none is free" in cause.sentence
+
+
 def test_workers_that_helped_are_said_to_overlap_the_waits() -> None:
     load = (stage("load", 1, knob=LOADER), rate(0.030, 0.0015, worker_bytes=1e9))
     seen = window(load, period_s=0.030, idle=0.0, memory=(4 * GB, int(3.1 * GB)))  # no room for more

@@ -7,7 +7,7 @@ from dataclasses import replace
 from intune_callbacks.measure import other_causes
 from intune_callbacks.measure.advice import PROCESSES, PYDATASET, to_set
 from intune_callbacks.measure.evidence import NONE, Cause, Evidence
-from intune_callbacks.measure.measured import READS, Measured
+from intune_callbacks.measure.measured import LONG_WAIT_S, READS, Measured
 from intune_callbacks.measure.other_causes import entries, if_it_pays
 from intune_callbacks.measure.predict import (
     LEAST_GAIN,
@@ -221,9 +221,10 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         many = count(stage.current, "worker")
         return Cause("workers", stage.name, f"{item} takes {moment(rate.service_s)} in {many}", line, found.gain)
     if rate.service_cpu_s < min(COMPUTES * rate.service_s, rate.service_s - LEAST_READ_S):
-        is_unsure = _is_crowded(seen) and rate.service_cpu_s >= READS * rate.service_s
+        waits_s = rate.service_s - rate.service_cpu_s
+        is_unsure = _is_crowded(seen) and (rate.service_cpu_s >= READS * rate.service_s or waits_s <= LONG_WAIT_S)
         of_what = "its reads or a CPU, of which none is free," if is_unsure else "its reads"
-        waits = f"waits {moment(rate.service_s - rate.service_cpu_s)} for {of_what}"
+        waits = f"waits {moment(waits_s)} for {of_what}"
         sentence = f"{item} {waits} and computes {moment(rate.service_cpu_s)}"
         # What the run showed counts more than what idle CPUs say: others may have had them for that moment alone.
         helped = known.first.get(stage.name) == stage.current and known.tried.get(stage.name, 0.0) >= LEAST_GAIN

@@ -171,7 +171,7 @@ def _needed_s(seen: Measured, then: Mapping[str, int], cpus: float | None) -> di
 
 
 def _cpus_of(seen: Measured, then: Mapping[str, int], cpus: float | None) -> float:
-    return seen.cpus_for(sum(then.values())) if cpus is None else cpus
+    return seen.cpus_for(then) if cpus is None else cpus
 
 
 def _useful(workers: int, cv: float) -> float:
