@@ -173,6 +173,25 @@ def test_the_cpu_of_workers_that_end_with_a_short_epoch_is_counted() -> None:
     pipeline.close()
 
 
+@pytest.mark.parametrize(("method", "is_dear"), [("spawn", True), ("fork", False)])
+def test_what_workers_import_that_are_no_forks_is_their_start(
+    method: str, is_dear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two workers has computed for 3 s when the first batch comes."""
+    times = SimpleNamespace(user=2.5, system=0.5)
+    processes = iter(SimpleNamespace(pid=0, create_time=lambda: 0.0, cpu_times=lambda: times) for _ in range(2))
+    monkeypatch.setattr("psutil.Process", lambda pid: next(processes))
+    monkeypatch.setattr("psutil.cpu_count", lambda: 4)
+
+    class Running:
+        _workers = (SimpleNamespace(pid=0, _start_method=method),) * 2
+
+    watch, running = Watch(2, 4, Clock(lambda: 0.0, lambda: 0.0)), Running()
+    watch.begin(running)
+    watch.fetch(lambda: 1)
+    assert watch.startup_s == (1.5 if is_dear else 0.0)
+
+
 def spent_s(pipeline: Any) -> float:
     """Seconds the training loop has spent starting workers, the loader's own and ours."""
     return float(pipeline._engines.startup.total_s + pipeline._engines.stock_startup.total_s)

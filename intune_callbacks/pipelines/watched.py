@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -51,7 +52,8 @@ class Watch:
         counters: where to count; new ones by default.
 
     Attributes:
-        startup_s: seconds the thread that fetches took to start each worker; 0.0 while unknown, or with a single one.
+        startup_s: seconds the thread that fetches took to start each worker, and waited for what those import that
+            are no forks; 0.0 while unknown, or with a single fork.
     """
 
     def __init__(self, workers: int, window: int, clock: Clock, counters: Counters | None = None) -> None:
@@ -154,6 +156,11 @@ class Watch:
             begun_s = [process.create_time() for process in self._processes]
             self.startup_s = (max(begun_s) - min(begun_s)) / (len(begun_s) - 1) if len(begun_s) > 1 else 0.0
         self._cpu_s, self._unread = self._read(), 0
+        many = len(self._processes)
+        if self._cpu_s is not None and _import_anew(iterator):
+            # What they compute before the first batch is mostly that, on as many CPUs as there are.
+            cpus = min(many, psutil.cpu_count() or 1)
+            self.startup_s = max(self.startup_s, self._cpu_s / many / cpus)
         self._cpu_every_s = FIRST_CPU_S
         self._cpu_due_s = now_s + FIRST_CPU_S
 
@@ -208,6 +215,12 @@ class Watch:
                 return None
             spent_s += times.user + times.system
         return spent_s if self._processes else None
+
+
+def _import_anew(iterator: Any) -> bool:
+    """Return whether the workers are no forks: each of them imports all that the training process has imported."""
+    methods = [getattr(worker, "_start_method", None) for worker in getattr(iterator, "_workers", ())]
+    return bool(methods) and (methods[0] or multiprocessing.get_start_method(allow_none=True) or "fork") != "fork"
 
 
 class WatchedLoader:
