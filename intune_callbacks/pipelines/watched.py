@@ -96,12 +96,13 @@ class Watch:
     def _fetch_from_workers(self, take: Callable[[], Any]) -> Any:
         """Return the next batch, which the workers of an iterator compute."""
         wall, counters, last_s = self._clock.wall, self.counters, self._last_s
-        idle = self._slow and self._is_idle()
+        there = self._there() if self._slow else None
         begin_s = wall()
         batch = take()
         self._last_s = now_s = wall()
         self._since_wait += 1
-        if now_s - begin_s > BLOCKED_S and not idle:
+        was_ready = there is not None and now_s - begin_s > BLOCKED_S and self._was_among(there)
+        if now_s - begin_s > BLOCKED_S and not was_ready:
             self._waited(now_s)
         service_s = self._service_s or 0.0
         counters.computed(service_s, 0.0, batch)
@@ -109,8 +110,8 @@ class Watch:
             self._meet(now_s)
             return batch
         self._slow = now_s - last_s > QUICK_S
-        # What passes when all is made is the sampler's time, or that of handing a batch over: the workers wait for it.
-        fed_s = now_s - begin_s if idle else 0.0
+        # What passes with a batch that is made is the sampler's time, or that of handing it over: no worker's.
+        fed_s = now_s - begin_s if was_ready else 0.0
         counters.starved_s += self._workers * fed_s
         counters.blocked_s += max(0.0, self._workers * (now_s - last_s - fed_s) - service_s)
         self._unread += 1
@@ -182,13 +183,19 @@ class Watch:
         pids = [process.pid for process in self._processes]
         return counters.reading(self._queued(), capacity, self._memory.read(pids))
 
-    def _is_idle(self) -> bool:
-        """Return whether all that was asked of the workers lies there finished; no if nobody can tell."""
+    def _there(self) -> tuple[int, int] | None:
+        """Return how many finished batches lie in the queue, and how many were taken out; None if nobody knows."""
         iterator = self._running() if self._running is not None else None
         try:
-            return iterator is not None and 0 <= iterator._tasks_outstanding <= iterator._data_queue.qsize()
+            taken = iterator._send_idx - iterator._tasks_outstanding  # type: ignore[union-attr]
+            return int(iterator._data_queue.qsize()), int(taken)  # type: ignore[union-attr]
         except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):  # as for `_queued`
-            return False
+            return None
+
+    def _was_among(self, there: tuple[int, int]) -> bool:
+        """Return whether a fetch took out of the queue nothing but what lay there before it."""
+        now, (lay, taken) = self._there(), there
+        return now is not None and now[1] - taken <= lay
 
     def _queued(self) -> int:
         iterator = self._running() if self._running is not None else None
