@@ -56,6 +56,12 @@ def test_a_loop_that_does_not_wait_is_told_that_nothing_was_changed() -> None:
     assert "before" not in card
 
 
+def test_a_balanced_run_is_not_said_to_have_no_bottleneck() -> None:
+    report = build_report(run(model_s=0.5))
+    some = replace(report, verdict="balanced", why="the trainer waited 18 % of each step; both are about equally fast")
+    assert dict(card_rows(some))["why"] == some.why
+
+
 def test_a_run_that_was_too_short_says_so() -> None:
     report = build_report(run(seconds=1.0))
     assert report.verdict == "too short"

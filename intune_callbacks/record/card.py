@@ -134,7 +134,7 @@ def tone(report: Report) -> str:
 
 def _why(report: Report) -> str:
     is_uneven = "uneven" in [cause.kind for cause in report.causes]
-    if tone(report) == "good" and not report.changes and not is_uneven:
+    if report.verdict == "compute-bound" and not report.changes and not is_uneven:
         return "the input pipeline is not the bottleneck; nothing was changed"
     return report.why
 
