@@ -87,6 +87,14 @@ def test_start_up_of_workers_each_epoch() -> None:
     assert 1.0 < some.gain < cause.gain
 
 
+def test_a_wait_without_the_starts_of_epochs_is_told_as_that() -> None:
+    parts = (stage("load", 4, knob=LOADER), rate(0.02, 0.01, 0.3))
+    plain, begun = (causes(window(parts, wait=0.02, seam_s=seam_s))[0] for seam_s in (0.0, 0.2))
+    assert plain.kind == begun.kind == "model"
+    assert plain.sentence.startswith("the training waits 2 % of the time for data, and computes ")
+    assert begun.sentence.startswith("but for the starts of epochs the training waits 2 % of the time for data, and ")
+
+
 def test_start_up_of_workers_nobody_can_look_into() -> None:
     load = stage("load", 8, high=8, knob=LOADER, startup_s=0.1)
     seen = replace(window((load, rate(0.05, 0.04)), wait=0.6, seam_s=0.8), rates={}, stage=None)

@@ -127,6 +127,8 @@ def uneven(seen: Measured, known: Evidence) -> Cause | None:
 def model(seen: Measured) -> Cause:
     """The model itself, where the training does not wait for data."""
     waits = f"the training waits {percent(seen.wait_frac)} of the time for data"
+    if seen.seam_s > WAITS * (seen.period_s + seen.seam_s):  # the wait elsewhere on the card holds these too
+        waits = f"but for the starts of epochs {waits}"
     return Cause("model", "", f"{waits}, and computes {moment(seen.model_s)} for each batch: the model is the limit")
 
 
