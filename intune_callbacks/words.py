@@ -56,8 +56,11 @@ COLUMNS, INDENT = 80, 8
 """Width of folded text and indent of what continues a line. A choice: the usual terminal."""
 SECONDS_UP_TO, MINUTES_UP_TO = 180.0, 3 * 3600.0
 """Seconds up to which an axis counts in seconds, and in minutes. A choice: no more than three digits."""
-GB_FROM, WHOLE_GB_FROM = 1e9, 10e9
-"""Bytes from which on a size is written in GB, and a memory limit in whole ones: tenths of so many say nothing."""
+MOMENT_UP_TO_S = 0.0995
+"""Seconds below which a time is written in its own unit: 37 ms. A choice: 0.0371 s, or 2.6e-06 s, reads badly."""
+KB_UP_TO, GB_FROM, WHOLE_GB_FROM = 1e6, 1e9, 10e9
+"""Bytes up to which a size is written in kB, from which on in GB, and a memory limit in whole ones: of so many tenths
+say nothing."""
 
 
 def number(value: object) -> float | None:
@@ -105,6 +108,8 @@ def quantity(value: object, unit: str) -> str:
         return f"{amount(found * 1e3)} ms"
     if unit == "GB":
         return f"{found / 1e9:.1f} GB"
+    if unit == "s" and 0.0 < found < MOMENT_UP_TO_S:
+        return moment(found)
     return f"{amount(found)} {unit}".rstrip()
 
 
@@ -114,7 +119,9 @@ def memory(used_bytes: float, limit_bytes: float) -> str:
 
 
 def size(held_bytes: float) -> str:
-    """Return what something holds, such as ``85 MB`` or ``1.2 GB``."""
+    """Return what something holds, such as ``40 kB``, ``85 MB`` or ``1.2 GB``."""
+    if held_bytes < KB_UP_TO:
+        return f"{held_bytes / 1e3:.0f} kB"
     return f"{held_bytes / 1e9:.1f} GB" if held_bytes >= GB_FROM else f"{held_bytes / 1e6:.0f} MB"
 
 

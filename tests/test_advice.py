@@ -104,8 +104,18 @@ def test_a_number_inside_a_package_has_no_line(tmp_path: Path) -> None:
     assert code == []
     assert words.startswith("map 9 (was ") and words.endswith(", inside keras.src.utils.text_dataset_utils)")
     own = dataset.map(lambda text, label: (text, label + 1), num_parallel_calls=3)
-    (line,), _ = told(stages_of(own), {"map#2": 9})
+    (line, *_), _ = told(stages_of(own), {"map#2": 9})
     assert line.startswith(".map(map, num_parallel_calls=9)  # was 3")
+
+
+def test_what_tensorflow_has_and_the_user_names_is_the_users(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    files = tf.data.Dataset.from_tensor_slices([str(tmp_path / name) for name in "ab"])
+    read = files.interleave(tf.data.TFRecordDataset, cycle_length=8, num_parallel_calls=2)
+    stages = stages_of(read.map(tf.io.decode_jpeg, num_parallel_calls=1))
+    code, words = told(stages, {stage.name: 6 for stage in stages if stage.window_of is None})
+    assert [line.partition("(")[0] for line in code[:2]] == [".interleave", ".map"]
+    assert words == []
 
 
 def test_two_that_are_written_alike_are_told_apart() -> None:
@@ -169,7 +179,8 @@ def test_a_torchdata_graph(live: bool) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_dataset() -> None:
+@pytest.mark.parametrize("threads", [2, 16])
+def test_a_dataset(threads: int) -> None:
     import tensorflow as tf
 
     def parse(item: Any) -> Any:
@@ -178,13 +189,23 @@ def test_a_dataset() -> None:
     data = tf.data.Dataset.range(64)
     data = data.interleave(lambda x: tf.data.Dataset.from_tensors(x), cycle_length=8, num_parallel_calls=2)
     data = data.map(parse, num_parallel_calls=2).batch(4, num_parallel_calls=tf.data.AUTOTUNE).prefetch(3)
-    stages = stages_of(data)
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = threads
+    stages = stages_of(data.with_options(options))
     wanted = {stage.name: 6 for stage in stages if stage.window_of is None}
     code, words = told(stages, wanted)
-    assert [line.split("(")[0] for line in code] == [".interleave", ".map", ".batch", ".prefetch"]
+    more = []
+    if threads < 6:  # else no more calls would be at work at once
+        more = [
+            "options = tf.data.Options(); options.threading.private_threadpool_size = 6; "
+            f"dataset = dataset.with_options(options)  # TensorFlow has {threads} threads for all calls"
+        ]
+    assert [line.split("(")[0] for line in code[:4]] == [".interleave", ".map", ".batch", ".prefetch"]
     assert code[1:] == [
-        ".map(parse, num_parallel_calls=6)  # was 2",
+        f".map(parse, num_parallel_calls=6)  # was 2{' on 2 threads' if more else ''}",
         ".batch(..., num_parallel_calls=6)  # was tf.data.AUTOTUNE",
         ".prefetch(6)  # was 3",
+        *more,
     ]
+    assert not any("options" in line for line in told(stages, {"prefetch": 6})[0])
     assert words == []

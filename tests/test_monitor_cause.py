@@ -53,23 +53,41 @@ def test_storage() -> None:
     assert 2.0 < cause.gain <= promised(10.0)
 
 
-def test_storage_on_a_machine_that_others_keep_busy() -> None:
-    (cause,) = causes(window((stage("load", 1, knob=LOADER), rate(0.030, 0.0015)), period_s=0.030, idle=0.0))
-    assert (cause.kind, cause.line, cause.gain) == ("storage", "", 1.0)
+def test_workers_that_wait_for_reads_get_their_share_of_a_machine_that_others_keep_busy() -> None:
+    seen = window((stage("load", 1, knob=LOADER), rate(0.030, 0.0015)), period_s=0.030, idle=0.0)
+    (cause,) = causes(seen)
+    assert (cause.kind, cause.line) == ("storage", "DataLoader(num_workers=8)  # was 1")
+    assert cause.gain == advice(seen).gain > 2.0
     assert cause.sentence == (
-        "each batch of 'load' waits 28 ms for its reads and computes 1.5 ms; no CPU is free for more workers"
+        "each batch of 'load' waits 28 ms for its reads and computes 1.5 ms: more workers overlap the waits, more CPUs "
+        "do not help"
     )
 
 
-def test_workers_that_helped_are_not_said_to_find_no_cpu() -> None:
-    seen = window((stage("load", 1, knob=LOADER), rate(0.030, 0.0015)), period_s=0.030, idle=0.0)
+def test_a_short_wait_on_a_machine_that_others_keep_busy_may_be_one_for_a_cpu() -> None:
+    seen = window((stage("load", 2, knob=LOADER), rate(0.0093, 0.0008)), period_s=0.0047, idle=0.0)
+    (cause,) = causes(seen)
+    assert (cause.line, cause.gain) == ("", 1.0) and "for its reads or a CPU, of which none is free" in cause.sentence
+
+
+def test_workers_that_helped_are_said_to_overlap_the_waits() -> None:
+    load = (stage("load", 1, knob=LOADER), rate(0.030, 0.0015, worker_bytes=1e9))
+    seen = window(load, period_s=0.030, idle=0.0, memory=(4 * GB, int(3.1 * GB)))  # no room for more
     (cause,) = causes(seen, Evidence(first={"load": 1}, tried={"load": 7.0}))
     assert cause.sentence.endswith("computes 1.5 ms: more workers overlap the waits, more CPUs do not help")
     (cause,) = causes(seen, Evidence(first={"load": 4}, tried={"load": 7.0}))
-    assert cause.sentence.endswith("; no CPU is free for more workers")
-    # More were set, and kept until the end came, before anybody could see what they brought.
-    (cause,) = causes(seen, Evidence(first={"load": 1}, last={"load": 5}))
     assert cause.sentence.endswith(" for its reads and computes 1.5 ms")
+
+
+def test_no_more_workers_than_an_epoch_has_items() -> None:
+    """Of epochs of 3 batches; where the items are a fourth of a batch, they are 12."""
+    loads = (
+        (stage("load", 2, knob=LOADER), rate(0.080, 0.001)),
+        (stage("load", 2, knob=LOADER), rate(0.02, 0.0002, items=4.0)),
+    )
+    few, more = (window(load, period_s=0.040, wait=0.9, epoch=3) for load in loads)
+    assert advice(few).allocation["load"] == 3
+    assert 3 < advice(more).allocation["load"] <= 12
 
 
 def test_storage_at_the_end_of_its_cycle_has_nothing_to_paste() -> None:
@@ -103,19 +121,30 @@ def test_cpus_are_short_only_where_they_are_measured_to_be_busy() -> None:
     assert causes(small)[0].sentence == "the input keeps 3.9 CPUs busy, and can count on 1.5"
 
 
-def test_on_a_crowded_machine_long_items_are_no_reads() -> None:
-    """12 ms of CPU in 58 ms: with idle CPUs it waits for reads; without, for a CPU, and more workers bring nothing."""
+def test_on_a_crowded_machine_it_is_not_known_what_long_items_wait_for() -> None:
+    """12 ms of CPU in 58 ms: with idle CPUs it waits for reads; without, for these or a CPU: nothing is promised."""
     load = (stage("load", 2, knob=LOADER), rate(0.058, 0.012))
     free, crowded = (window(load, period_s=0.029, wait=0.8, cpus=2.0, idle=idle) for idle in (1.5, 0.05))
     assert causes(free)[0].kind == "storage"
     assert advice(free).allocation["load"] > 2
     (cause,) = causes(crowded)
-    assert (cause.kind, cause.line) == ("cpu", "")
-    assert cause.sentence.startswith(
-        "the CPUs are taken by the training and others: the input has 0.4, and 0.1 are idle; with 0.9 of them for the "
-        "input, or 'load' half as dear, expected "
+    assert (cause.kind, cause.line, cause.gain) == ("storage", "", 1.0)
+    assert cause.sentence == (
+        "each batch of 'load' waits 46 ms for its reads or a CPU, of which none is free, and computes 12 ms"
     )
     assert advice(crowded).allocation == {}
+    computes = (stage("load", 2, knob=LOADER), rate(0.058, 0.040))
+    (cause,) = causes(window(computes, period_s=0.029, wait=0.8, cpus=2.0, idle=0.05))
+    assert cause.kind == "cpu" and cause.sentence.startswith("the CPUs are taken by the training and others: the input")
+
+
+def test_what_has_no_workers_at_all_is_named_by_what_is_odd_about_it() -> None:
+    """A `map` without `num_parallel_calls`, and a prefetch: no stage holds workers."""
+    seen = window((stage("prefetch", 2, kind="memory"), rate(0.01, 0.0)))
+    assert causes(seen) == ()
+    hint = Hint("map(f) computes one element at a time", ".map(f, num_parallel_calls=4)", "order", "f")
+    (cause,) = causes(seen, Evidence(hints=[hint]))
+    assert (cause.kind, cause.stage, cause.sentence, cause.line) == ("serial", "f", hint.what, hint.line)
 
 
 def test_a_wait_shorter_than_any_read_is_no_read() -> None:

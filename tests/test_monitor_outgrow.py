@@ -18,6 +18,7 @@ from intune_callbacks.record.card import card_rows
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.report import Report
 from intune_callbacks.session.tuner import Tuner
+from intune_callbacks.types import StageRates
 
 
 def seen(model_s: float, cpu_s: float = 0.4, item_bytes: float = 2e6) -> Measured:
@@ -70,6 +71,18 @@ def test_what_is_made_as_soon_as_sent_stays_here() -> None:
     found = outgrow(seen(model_s=1e-5, cpu_s=0.0003, item_bytes=1e3))
     assert found is not None
     assert found.sentence.endswith("not those of other machines: to send what takes 300 us to make would take as long")
+
+
+def test_few_bytes_and_a_part_of_a_cpu_are_told_as_they_are() -> None:
+    """Of .9 CPUs that can be had to 2 it is 1 more; 32 bytes a batch are kilobytes a second."""
+    some = seen(model_s=0.02, item_bytes=32.0)
+    found = outgrow(replace(some, cpus=0.9, cpus_idle=None, period_s=0.035, rates=slower(some, 0.030)))
+    assert found is not None and found.cpus_needed == 2
+    assert ": 1 more would help, also those of other machines, with 2 kB/s over the network" in found.sentence
+
+
+def slower(found: Measured, cpu_s: float) -> dict[str, StageRates]:
+    return {name: replace(rate, service_cpu_s=cpu_s, items_per_batch=1.0) for name, rate in found.rates.items()}
 
 
 def test_a_batch_of_unknown_size() -> None:

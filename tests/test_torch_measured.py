@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +100,34 @@ def test_the_time_of_a_batch_is_that_of_whole_rounds_where_batches_come_in_burst
     assert sum(each_s[7:]) / len(each_s[7:]) == pytest.approx(1.4, rel=0.05)
 
 
+@pytest.mark.parametrize("finished", [2, 1])
+def test_a_long_fetch_of_what_is_finished_is_no_time_of_the_workers(finished: int) -> None:
+    """30 ms for the sampler, or to take a batch over: of what lay in the queue, or else for the last of two batches."""
+
+    class Running:
+        _send_idx, _tasks_outstanding, _workers = 4, 4, ()
+        _data_queue = SimpleNamespace(qsize=lambda: finished)
+
+    wall_s, running = [0.0], Running()
+
+    def fetches() -> Iterator[int]:
+        for batch in range(40):
+            wall_s[0] += 0.03
+            running._send_idx += 2  # two are taken out of the queue for one that is wanted
+            yield batch
+
+    watch, batches = Watch(2, 4, Clock(lambda: wall_s[0], lambda: 0.0)), fetches()
+    watch.begin(running)
+    for _ in range(40):
+        watch.fetch(batches.__next__)
+        wall_s[0] += 0.01
+    busy_s, starved_s = watch.counters.busy_s / 40, watch.counters.starved_s / 40
+    if finished == 2:
+        assert busy_s == 0.0 and starved_s == pytest.approx(2 * 0.03, rel=0.1)
+    else:
+        assert busy_s == pytest.approx(2 * 0.04, rel=0.1) and starved_s == 0.0
+
+
 @pytest.mark.parametrize("live", [True, False])
 @three_attempts
 def test_with_workers_time_and_cpu_of_a_batch_are_seen_from_outside(live: bool) -> None:
@@ -143,6 +172,25 @@ def test_the_cpu_of_workers_that_end_with_a_short_epoch_is_counted() -> None:
     seen = pipeline.stats().stages["load"]
     assert 0.5 * 0.008 < seen.cpu_s / seen.items < 3 * 0.008
     pipeline.close()
+
+
+@pytest.mark.parametrize(("method", "is_dear"), [("spawn", True), ("fork", False)])
+def test_what_workers_import_that_are_no_forks_is_their_start(
+    method: str, is_dear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two workers has computed for 3 s when the first batch comes."""
+    times = SimpleNamespace(user=2.5, system=0.5)
+    processes = iter(SimpleNamespace(pid=0, create_time=lambda: 0.0, cpu_times=lambda: times) for _ in range(2))
+    monkeypatch.setattr("psutil.Process", lambda pid: next(processes))
+    monkeypatch.setattr("psutil.cpu_count", lambda: 4)
+
+    class Running:
+        _workers = (SimpleNamespace(pid=0, _start_method=method),) * 2
+
+    watch, running = Watch(2, 4, Clock(lambda: 0.0, lambda: 0.0)), Running()
+    watch.begin(running)
+    watch.fetch(lambda: 1)
+    assert watch.startup_s == (1.5 if is_dear else 0.0)
 
 
 def spent_s(pipeline: Any) -> float:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from intune_callbacks import words
 from intune_callbacks.measure.verdict import VerdictKind
-from intune_callbacks.words import allocation, amount, changed, count, duration, memory, moment, percent, quantity
+from intune_callbacks.words import allocation, amount, changed, count, duration, memory, moment, percent, quantity, size
 from tests.test_imports import MODULES
 
 NOT_SAID_TO_USERS = "pretrain."
@@ -29,6 +29,8 @@ def test_an_amount_has_three_digits_or_all_before_the_point(value: float) -> Non
 def test_quantities() -> None:
     assert [amount(v) for v in (0, 1.234, 99.9, 999.9, 1234567)] == ["0", "1.23", "99.9", "1 000", "1 234 567"]
     assert [quantity(v, "ms") for v in (0.0123, 1.5)] == ["12.3 ms", "1 500 ms"]
+    assert [quantity(v, "s") for v in (0.0, 2.6e-6, 0.0371, 0.11, 20)] == ["0 s", "2.6 us", "37 ms", "0.11 s", "20 s"]
+    assert [size(v) for v in (3754, 85e6, 1.2e9)] == ["4 kB", "85 MB", "1.2 GB"]
     assert [percent(v) for v in (0.0, 0.345, 1.0)] == ["0 %", "34 %", "100 %"]
     assert [memory(1.25e9, limit) for limit in (64.4e9, 1.5e9)] == ["1.2 of 64 GB", "1.2 of 1.5 GB"]
     assert [duration(s) for s in (0.4, 59, 61, 3700)] == ["0 s", "59 s", "1 min 1 s", "1 h 1 min"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,13 @@ LEAST_THREADS = 2
 """With one worker that is no process, Keras computes in the training loop."""
 TOTAL = "{total}"
 """In the knob of a window that is written in all, not per worker."""
+
+ON_THREADS = re.compile(r"(  # was \d+)? on (\d+) threads$")
+"""How a knob ends whose calls are made on threads that all such stages share: no more are at work at once."""
+POOL = (
+    "options = tf.data.Options(); options.threading.private_threadpool_size = {}; "
+    "dataset = dataset.with_options(options)  # TensorFlow has {} threads for all calls"
+)
 
 
 def to_set(
@@ -31,6 +39,7 @@ def to_set(
         window of a stage that has a line is in that line or, where the user's framework ties it to the workers,
         nowhere.
     """
+    stages, pool = _on_threads(wanted, stages)
     windows = {entry["window_of"]: entry for entry in stages if entry["window_of"] is not None}
     known = [entry for entry in stages if entry["window_of"] is None and entry.get("knob")]
     inside = [entry for entry in known if entry["knob"].startswith("#")]
@@ -46,9 +55,23 @@ def to_set(
             # Two stages that are written alike are told apart by their names.
             lines.append(f"{line} ({entry['name']})" if knobs.count(entry["knob"]) > 1 else line)
             said |= {entry["name"], *([window["name"]] if window is not None else [])}
+    lines += pool
     was = {entry["name"]: f"was {entry['first']}" for entry in stages}
     was |= {entry["name"]: f"{was[entry['name']]}, {entry['knob'][1:].strip()}" for entry in inside}
     return lines, [f"{name} {value} ({was.get(name, 'was ?')})" for name, value in wanted.items() if name not in said]
+
+
+def _on_threads(
+    wanted: Mapping[str, int], stages: Sequence[Mapping[str, Any]]
+) -> tuple[Sequence[Mapping[str, Any]], list[str]]:
+    """Return the stages with their threads told where these are too few for what is wanted, and the line for more."""
+    found = [(entry, ON_THREADS.search(entry.get("knob") or "")) for entry in stages]
+    sharing = [(entry, one) for entry, one in found if one is not None]
+    calls = sum(wanted.get(entry["name"], entry["current"]) for entry, _ in sharing)
+    threads = min((int(one[2]) for _, one in sharing), default=0)
+    if calls > threads and any(entry["name"] in wanted for entry, _ in sharing):
+        return stages, [POOL.format(calls, threads)]
+    return [dict(entry) | {"knob": entry["knob"][: one.start()]} if one else entry for entry, one in found], []
 
 
 def _line(

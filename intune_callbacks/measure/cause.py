@@ -7,10 +7,11 @@ from dataclasses import replace
 from intune_callbacks.measure import other_causes
 from intune_callbacks.measure.advice import PROCESSES, PYDATASET, to_set
 from intune_callbacks.measure.evidence import NONE, Cause, Evidence
-from intune_callbacks.measure.measured import Measured
+from intune_callbacks.measure.measured import LONG_WAIT_S, READS, Measured
 from intune_callbacks.measure.other_causes import entries, if_it_pays
 from intune_callbacks.measure.predict import (
     LEAST_GAIN,
+    OWN_PROCESSES,
     WAITS,
     Advice,
     advise,
@@ -28,9 +29,6 @@ CPUS_BUSY = 0.8
 take now and then."""
 COMPUTES = 0.5
 """An item that computes for less than this share of its time waits for something. A choice: the larger part counts."""
-READS = 0.1
-"""An item that computes for less than this share of its time waits for reads, however crowded the CPUs are. A choice:
-with ten times as many busy threads as CPUs each still gets its tenth."""
 LEAST_READ_S = 0.0002
 """No read from a disk or a network is shorter: such a wait is for a CPU."""
 IDLE = 0.4
@@ -98,6 +96,9 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     hint = known.hint("loader")
     wait_s = seen.period_s - seen.model_s
     if stage is None:
+        before = None if seen.workers else _fed_by(seen, known)
+        if before is not None:
+            return Cause("serial", before.stage, before.what, before.line)
         if hint is None or not hint.line or seen.workers:
             return None
         gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
@@ -151,6 +152,9 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if stage.sequential or stage.high <= 1:
         each = f"{name} takes {moment(batch_s)} for each batch and does one item at a time"
         return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
+    if rate.busy_frac < IDLE and stage.knob.startswith(OWN_PROCESSES) and rate.starved_frac > rate.busy_frac:
+        done = f"the workers of {name} have done all that was asked of them when the training waits"
+        return Cause("serial", stage.name, f"{done}: for the sampler, or for batches to be handed over")
     if rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac):
         idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
         before = _fed_by(seen, known)
@@ -170,7 +174,7 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
 
 def _fed_by(seen: Measured, known: Evidence) -> Hint | None:
     """What computes one element at a time where nothing can be set while it runs, and what to write there."""
-    live = {stage.name for stage in seen.workers}
+    live = {"", *(stage.name for stage in seen.workers)}  # without a name it is of all stages
     return next((h for h in known.hints if h.kind in ("order", "workers") and h.line and h.stage not in live), None)
 
 
@@ -186,6 +190,8 @@ def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         busy = f"the input keeps {seen.cpus_busy:.1f} CPUs busy, and can count on {amount(seen.cpus)}"
     twice = "twice as many CPUs"
     if had < CPUS_BUSY * seen.cpus:
+        if rate.service_cpu_s < COMPUTES * rate.service_s:  # most of its time it waits, be it for a CPU or not
+            return None
         others = "the CPUs are taken by the training and others"
         busy = f"{others}: the input has {seen.cpus_busy:.1f}, and {seen.cpus_idle:.1f} are idle"
         twice = f"{2 * had:.1f} of them for the input"  # not as many again as the machine has
@@ -215,7 +221,10 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         many = count(stage.current, "worker")
         return Cause("workers", stage.name, f"{item} takes {moment(rate.service_s)} in {many}", line, found.gain)
     if rate.service_cpu_s < min(COMPUTES * rate.service_s, rate.service_s - LEAST_READ_S):
-        waits = f"waits {moment(rate.service_s - rate.service_cpu_s)} for its reads"
+        waits_s = rate.service_s - rate.service_cpu_s
+        is_unsure = _is_crowded(seen) and (rate.service_cpu_s >= READS * rate.service_s or waits_s <= LONG_WAIT_S)
+        of_what = "its reads or a CPU, of which none is free," if is_unsure else "its reads"
+        waits = f"waits {moment(waits_s)} for {of_what}"
         sentence = f"{item} {waits} and computes {moment(rate.service_cpu_s)}"
         # What the run showed counts more than what idle CPUs say: others may have had them for that moment alone.
         helped = known.first.get(stage.name) == stage.current and known.tried.get(stage.name, 0.0) >= LEAST_GAIN
@@ -225,8 +234,6 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
             longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"
             sentence += f"; it reads {stage.current} files at once, as many as its cycle_length: {longer} "
             sentence += "overlaps more waits, and changes the order of the samples"
-        elif _is_crowded(seen) and stage.current >= known.last.get(stage.name, 0):  # else more were set, and kept
-            sentence += "; no CPU is free for more workers"
         return Cause("storage", stage.name, sentence, line, found.gain)
     free = max(0.0, seen.cpus_had - seen.cpus_busy)
     sentence = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"

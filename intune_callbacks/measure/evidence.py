@@ -50,7 +50,7 @@ class Evidence:
         whole: figures of the whole run: ``wall_s``, ``seam_s``, ``paused_s``, ``first_batch_s``, ``epochs``.
         tried: stage name -> what more workers for it brought: samples/s then / before.
         vetoes: what the guard refused last.
-        first, last: stage name -> its value at the start of the run, and at its end.
+        first: stage name -> its value at the start of the run.
         order: what the user gave for it, see `intune_callbacks.config.TunerConfig`.
     """
 
@@ -59,7 +59,6 @@ class Evidence:
     tried: Mapping[str, float] = field(default_factory=dict)
     vetoes: Sequence[str] = ()
     first: Mapping[str, int] = field(default_factory=dict)
-    last: Mapping[str, int] = field(default_factory=dict)
     order: str = "same"
 
     @property

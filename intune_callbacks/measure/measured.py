@@ -11,10 +11,15 @@ from typing import Any
 from intune_callbacks.measure.verdict import settle
 from intune_callbacks.types import Observation, Stage, StageRates
 
-__all__ = ["Measured", "measured"]
+__all__ = ["LONG_WAIT_S", "READS", "Measured", "measured"]
 
 LEAST_NOISE = 0.02
 """The least standard error of a median, as a share of it. A choice: two windows may agree by chance."""
+READS = 0.1
+"""An item that computes for less than this share of its time waits for reads, however crowded the CPUs are. A choice:
+with ten times as many busy threads as CPUs each still gets its tenth."""
+LONG_WAIT_S = 0.02
+"""What waits so long waits for more than a CPU that others have. A choice: twice the turn of a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,15 @@ class Measured:
     @property
     def cpus_had(self) -> float:
         """CPUs the input pipeline can have: what it may use, without what others on the machine use."""
-        return self.cpus if self.cpus_idle is None else min(self.cpus, self.cpus_busy + self.cpus_idle)
+        return self.cpus_for({stage.name: stage.current for stage in self.workers})
+
+    def cpus_for(self, workers: Mapping[str, int]) -> float:
+        """Return the CPUs that so many workers can have: what is idle too, or their share of what is not."""
+        if self.cpus_idle is None:
+            return self.cpus
+        known = {name: self.rates[name] for name in workers if name in self.rates}
+        waiting = sum(workers[name] for name, r in known.items() if r.service_s - r.service_cpu_s > LONG_WAIT_S)
+        return min(self.cpus, max(self.cpus_busy + self.cpus_idle, READS * waiting))
 
 
 def measured(observations: Sequence[Observation], waited: float | None = None) -> Measured | None:

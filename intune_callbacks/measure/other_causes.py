@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from intune_callbacks.measure.advice import PERSISTENT, to_set
 from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.predict import LEAST_GAIN, WAITS, is_started_anew, promised, step_s
+from intune_callbacks.types import Hint
 from intune_callbacks.words import count, moment, percent
 
 __all__ = ["ALL", "entries", "if_it_pays", "model"]
@@ -17,6 +19,8 @@ LEAST_S = 1e-6
 """No batch is sooner there."""
 MUCH_WAIT = 0.2
 """From this share of data wait on a run is input-bound, see `measure.verdict`: a shuffle buffer is filled meanwhile."""
+MOSTLY = 0.5
+"""Share of the start of an epoch from which on it is called that of its workers. A choice: the larger part."""
 LIMIT_OF_MEMORY = ("soft limit", "memory alarm")
 """Words of the guard's vetoes that are about memory."""
 
@@ -45,7 +49,12 @@ def startup(seen: Measured, known: Evidence) -> Cause | None:
     frac = percent(seen.seam_s / (seen.period_s + seen.seam_s))
     begins = f"each epoch begins with {moment(each_s)} of" if each_s else "the starts of epochs go by with"
     keeps = f"{PERSISTENT} keeps them, where nothing changes the dataset between epochs"
-    sentence = f"{begins} starting {count(workers, 'worker')} anew, {frac} of the time: {keeps}"
+    starting = f"starting {count(workers, 'worker')} anew"
+    sentence = f"{begins} {starting}, {frac} of the time: {keeps}"
+    known_s = sum(stage.startup_s * stage.current for stage in started)
+    if known_s < MOSTLY * each_s:  # the first batch has to be made in any case
+        begins = f"each epoch begins with {moment(each_s)} without a batch, {frac} of the time"
+        sentence = f"{begins}, {moment(known_s)} of them at least for {starting}: {keeps}"
     return Cause("startup", persistent[0], sentence, "\n".join(to_set({}, entries(seen, known), persistent)[0]), gain)
 
 
@@ -63,13 +72,20 @@ def shuffle(seen: Measured, known: Evidence) -> Cause | None:
         return None
     first_s = known.whole.get("first_batch_s") or 0.0
     # While a run waits for data, what fills the buffer had to be read in any case.
-    gain = (seen.seam_s + seen.period_s) / max(seen.seam_s, seen.period_s) if seen.wait_frac < MUCH_WAIT else 1.0
+    less_s = _fewer(hint) * seen.seam_s if seen.wait_frac < MUCH_WAIT else 0.0
+    gain = (seen.seam_s + seen.period_s) / (seen.seam_s - less_s + max(seen.period_s, less_s))
     gain = promised(gain, known.share)
     late = first_s > WAITS * (known.whole.get("wall_s") or float("inf"))
     if gain < LEAST_GAIN and not late:
         return None
     sentence = f"{hint.what}: the first batch came after {moment(first_s)}" if first_s else hint.what
     return if_it_pays(Cause("shuffle", hint.stage, sentence, hint.line, gain))
+
+
+def _fewer(hint: Hint) -> float:
+    """Of what is read before the first batch, the part that a smaller buffer leaves for later."""
+    held, then = ([int(number) for number in re.findall(r"\d+", text)] for text in (hint.what, hint.line))
+    return max(0.0, 1.0 - then[0] / min(held)) if held and then else 1.0
 
 
 def prefetch(seen: Measured, known: Evidence) -> Cause | None:
@@ -111,6 +127,8 @@ def uneven(seen: Measured, known: Evidence) -> Cause | None:
 def model(seen: Measured) -> Cause:
     """The model itself, where the training does not wait for data."""
     waits = f"the training waits {percent(seen.wait_frac)} of the time for data"
+    if seen.seam_s > WAITS * (seen.period_s + seen.seam_s):  # the wait elsewhere on the card holds these too
+        waits = f"but for the starts of epochs {waits}"
     return Cause("model", "", f"{waits}, and computes {moment(seen.model_s)} for each batch: the model is the limit")
 
 

@@ -69,7 +69,7 @@ def outgrow(seen: Measured, share: float = 1.0) -> Outgrow | None:
         return None
     batch_bytes = _batch_bytes(seen)
     sends = None if batch_bytes is None else batch_bytes * then
-    more = math.ceil(needed - had)
+    more = max(1, round(needed - had))
     sentence = (
         f"the model could take {amount(takes)} batches/s, the CPUs here make {amount(made)}: {more} more would help"
         f"{_elsewhere(seen, batch_bytes, sends)}"

@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.types import Allocation, Stage
 
-__all__ = ["LEAST_GAIN", "WAITS", "Advice", "advise", "is_started_anew", "limiting", "promised", "step_s"]
+__all__ = [
+    "LEAST_GAIN",
+    "OWN_PROCESSES",
+    "WAITS",
+    "Advice",
+    "advise",
+    "is_started_anew",
+    "limiting",
+    "promised",
+    "step_s",
+]
 
 LEAST_GAIN = 1.05
 """A smaller factor is neither promised nor advised. A choice: windows differ by about as much."""
@@ -80,7 +90,7 @@ def advise(
     persistent = tuple(stage.name for stage in seen.workers if may_persist and is_started_anew(stage))
     tried = [dict(now)]
     for _ in range(GROWTH):
-        grown = _grown(seen, tried[-1], most or {}, seen.cpus_had if cpus is None else cpus)
+        grown = _grown(seen, tried[-1], most or {}, cpus)
         if grown is None:
             break
         tried.append(grown)
@@ -156,8 +166,12 @@ def _needed_s(seen: Measured, then: Mapping[str, int], cpus: float | None) -> di
         needed[stage.name] = stays_s + now_s * _useful(stage.current, cv) / _useful(then[stage.name], cv)
     had = seen.cpus_had
     if needed and had > 0.0:
-        needed[""] = min(seen.period_s * had, seen.cpu_s) / (had if cpus is None else cpus)
+        needed[""] = min(seen.period_s * had, seen.cpu_s) / _cpus_of(seen, then, cpus)
     return needed
+
+
+def _cpus_of(seen: Measured, then: Mapping[str, int], cpus: float | None) -> float:
+    return seen.cpus_for(then) if cpus is None else cpus
 
 
 def _useful(workers: int, cv: float) -> float:
@@ -190,7 +204,7 @@ def _seam_s(seen: Measured, then: Mapping[str, int], persistent: Collection[str]
     return seam_s
 
 
-def _grown(seen: Measured, at: Allocation, most: Mapping[str, int], cpus: float) -> Allocation | None:
+def _grown(seen: Measured, at: Allocation, most: Mapping[str, int], cpus: float | None) -> Allocation | None:
     """One worker more where it is needed most; None where that brings nothing or is not there to be had."""
     needed = _needed_s(seen, at, cpus)
     floor_s = max(seen.model_s, needed.pop("", 0.0))
@@ -201,7 +215,7 @@ def _grown(seen: Measured, at: Allocation, most: Mapping[str, int], cpus: float)
         return None
     stage = next(stage for stage in seen.workers if stage.name == slowest)
     grown = at | {slowest: at[slowest] + 1}
-    if grown[slowest] > _highest(seen, stage, most, cpus) or not _has_room(seen, grown):
+    if grown[slowest] > _highest(seen, stage, most, _cpus_of(seen, grown, cpus)) or not _has_room(seen, grown):
         return None
     return grown
 
@@ -223,6 +237,8 @@ def _highest(seen: Measured, stage: Stage, most: Mapping[str, int], cpus: float)
     if rate is not None and rate.service_s > 0.0:
         # What is not known to wait is taken to compute.
         highest = min(highest, round(cpus * rate.service_s / (rate.service_cpu_s or rate.service_s)))
+    if rate is not None and seen.epoch_batches and rate.items_per_batch > 0.0:  # an epoch has no more for them
+        highest = min(highest, math.ceil(seen.epoch_batches * rate.items_per_batch))
     if stage.knob.startswith(OWN_PROCESSES) or (rate is not None and rate.worker_bytes):
         highest = min(highest, max(FEWEST_PROCESSES, round(PROCESSES_PER_CPU * cpus)))
     return max(highest, stage.current)

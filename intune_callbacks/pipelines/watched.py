@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -51,7 +52,8 @@ class Watch:
         counters: where to count; new ones by default.
 
     Attributes:
-        startup_s: seconds the thread that fetches took to start each worker; 0.0 while unknown, or with a single one.
+        startup_s: seconds the thread that fetches took to start each worker, and waited for what those import that
+            are no forks; 0.0 while unknown, or with a single fork.
     """
 
     def __init__(self, workers: int, window: int, clock: Clock, counters: Counters | None = None) -> None:
@@ -67,7 +69,7 @@ class Watch:
         self._cpu_s: float | None = None
         self._unread = 0
         self._cpu_due_s, self._cpu_every_s = float("inf"), FIRST_CPU_S
-        self._quick, self._cpu_frac, self._thread_cpu_s = 0, 1.0, 0.0
+        self._quick, self._cpu_frac, self._thread_cpu_s, self._slow = 0, 1.0, 0.0, False
         self._memory = WorkerMemory()
         self.startup_s = 0.0
         self.fetch: Callable[[Callable[[], Any]], Any] = self._fetch_from_workers if workers else self._fetch_here
@@ -77,7 +79,7 @@ class Watch:
         """From now on batches come from `iterator`, which has just been made or is already running."""
         self.end()
         self._last_s = self._waited_s = None
-        self._quick = 0
+        self._quick, self._slow = 0, True
         # Weak: whoever drops the iterator ends it.
         self._running = weakref.ref(iterator) if self._workers else None
 
@@ -94,18 +96,24 @@ class Watch:
     def _fetch_from_workers(self, take: Callable[[], Any]) -> Any:
         """Return the next batch, which the workers of an iterator compute."""
         wall, counters, last_s = self._clock.wall, self.counters, self._last_s
+        there = self._there() if self._slow else None
         begin_s = wall()
         batch = take()
         self._last_s = now_s = wall()
         self._since_wait += 1
-        if now_s - begin_s > BLOCKED_S:
+        was_ready = there is not None and now_s - begin_s > BLOCKED_S and self._was_among(there)
+        if now_s - begin_s > BLOCKED_S and not was_ready:
             self._waited(now_s)
         service_s = self._service_s or 0.0
         counters.computed(service_s, 0.0, batch)
         if last_s is None:
             self._meet(now_s)
             return batch
-        counters.blocked_s += max(0.0, self._workers * (now_s - last_s) - service_s)
+        self._slow = now_s - last_s > QUICK_S
+        # What passes with a batch that is made is the sampler's time, or that of handing it over: no worker's.
+        fed_s = now_s - begin_s if was_ready else 0.0
+        counters.starved_s += self._workers * fed_s
+        counters.blocked_s += max(0.0, self._workers * (now_s - last_s - fed_s) - service_s)
         self._unread += 1
         if now_s >= self._cpu_due_s:
             self._count_cpu()
@@ -149,6 +157,11 @@ class Watch:
             begun_s = [process.create_time() for process in self._processes]
             self.startup_s = (max(begun_s) - min(begun_s)) / (len(begun_s) - 1) if len(begun_s) > 1 else 0.0
         self._cpu_s, self._unread = self._read(), 0
+        many = len(self._processes)
+        if self._cpu_s is not None and _import_anew(iterator):
+            # What they compute before the first batch is mostly that, on as many CPUs as there are.
+            cpus = min(many, psutil.cpu_count() or 1)
+            self.startup_s = max(self.startup_s, self._cpu_s / many / cpus)
         self._cpu_every_s = FIRST_CPU_S
         self._cpu_due_s = now_s + FIRST_CPU_S
 
@@ -169,6 +182,20 @@ class Watch:
             counters.busy_s = max(counters.busy_s, counters.cpu_s)
         pids = [process.pid for process in self._processes]
         return counters.reading(self._queued(), capacity, self._memory.read(pids))
+
+    def _there(self) -> tuple[int, int] | None:
+        """Return how many finished batches lie in the queue, and how many were taken out; None if nobody knows."""
+        iterator = self._running() if self._running is not None else None
+        try:
+            taken = iterator._send_idx - iterator._tasks_outstanding  # type: ignore[union-attr]
+            return int(iterator._data_queue.qsize()), int(taken)  # type: ignore[union-attr]
+        except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):  # as for `_queued`
+            return None
+
+    def _was_among(self, there: tuple[int, int]) -> bool:
+        """Return whether a fetch took out of the queue nothing but what lay there before it."""
+        now, (lay, taken) = self._there(), there
+        return now is not None and now[1] - taken <= lay
 
     def _queued(self) -> int:
         iterator = self._running() if self._running is not None else None
@@ -195,6 +222,12 @@ class Watch:
                 return None
             spent_s += times.user + times.system
         return spent_s if self._processes else None
+
+
+def _import_anew(iterator: Any) -> bool:
+    """Return whether the workers are no forks: each of them imports all that the training process has imported."""
+    methods = [getattr(worker, "_start_method", None) for worker in getattr(iterator, "_workers", ())]
+    return bool(methods) and (methods[0] or multiprocessing.get_start_method(allow_none=True) or "fork") != "fork"
 
 
 class WatchedLoader:

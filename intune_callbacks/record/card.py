@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from intune_callbacks.measure.advice import PERSISTENT
-from intune_callbacks.measure.predict import WAITS
+from intune_callbacks.measure.predict import WAITS, promised
 from intune_callbacks.record.report import NOT_KNOWN, REPORT, Report, Side, Span, StageRow
 from intune_callbacks.words import (
     ARROW,
@@ -37,7 +37,8 @@ BESIDE, MOST_BESIDE = ("startup", "held", "shards", "shuffle", "prefetch", "memo
 """Causes told beside the first one, and how many. A choice: what can be mended on its own, and what is read."""
 APART = 0.1
 """Share from which on two rates, or the time outside of steps, are told apart. A choice: less needs no explanation."""
-
+SMALL_PART = 0.25
+"""Of what the starts of epochs cost, a remedy that mends less is not named beside it. A choice."""
 MUCH_OWN = 0.1
 """Share of the memory in use from which on what worker processes hold is told. A choice: less is not what fills it."""
 
@@ -133,7 +134,7 @@ def tone(report: Report) -> str:
 
 def _why(report: Report) -> str:
     is_uneven = "uneven" in [cause.kind for cause in report.causes]
-    if tone(report) == "good" and not report.changes and not is_uneven:
+    if report.verdict == "compute-bound" and not report.changes and not is_uneven:
         return "the input pipeline is not the bottleneck; nothing was changed"
     return report.why
 
@@ -164,8 +165,10 @@ def _apart(report: Report, whole: Span, rate: float) -> list[str]:
         return [f"{amount(running)} samples/s at last, {amount(rate)} in the whole run"]
     if paused_s > seam_s:
         return [f"{amount(running)} samples/s while it runs, {amount(rate)} with its start and its pauses"]
-    # As it is called there: transformers has a name of its own for it.
-    called = re.search(rf"\w*{PERSISTENT}", next((one.sentence for one in report.causes if one.kind == "startup"), ""))
+    # As it is called there: transformers has a name of its own for it. Not where that mends but a small part.
+    least = 1.0 + SMALL_PART * (promised(running / rate) - 1.0)
+    starts = (one.sentence for one in report.causes if one.kind == "startup" and one.gain >= least)
+    called = re.search(rf"\w*{PERSISTENT}", next(starts, ""))
     mend = f": {called.group()}" if called else ""
     return [f"{amount(running)} samples/s while it runs, {amount(rate)} with the start of each epoch{mend}"]
 

@@ -105,7 +105,6 @@ def _evidence(summary: Report) -> Evidence:
         tried=_tried(summary.decisions),
         vetoes=tuple(veto for decision in last[over + 1 :] for veto in decision["vetoes"]),
         first={row.name: row.first for row in summary.stages if row.first is not None},
-        last={row.name: row.current for row in summary.stages},
         order=summary.settings.get("order", {}).get("value", "same"),
     )
 
@@ -222,7 +221,7 @@ def _next(
     if verdict == "too short":
         return "train longer: nothing can be said about so few steps"
     if advised is None and (mode != "tune" or not summary.changes):
-        return _unchanged(last, fed)
+        return _unchanged(summary, last, fed)
     # What is left alone, and workers that shall live on, `tune` does not set.
     alone = {row.name for row in summary.stages if row.when == "user"}
     may_tune = advised is None or any(name not in alone for name in advised["allocation"])
@@ -259,14 +258,17 @@ def _found(summary: Report) -> str:
     return "\n".join([f"start the next run with {', and '.join(['what is below', *words])}", *lines])
 
 
-def _unchanged(last: Sequence[Cause], fed: str) -> str:
+def _unchanged(summary: Report, last: Sequence[Cause], fed: str) -> str:
     if last and last[0].kind == "shards" and last[0].line:
         return f"paste what is below, or give each worker a shard\n{last[0].line}"
     if last and last[0].kind in ("order", "shards"):
         return last[0].sentence
     if fed:
         return f"paste what is below, for {last[0].sentence}{fed}"
-    return f"nothing to change: {last[0].sentence if last else 'no gain is predicted'}"
+    why = "no gain is predicted"
+    if summary.after.verdict == "input-bound" and not any(row.unit == "workers" for row in summary.stages):
+        why = "what makes the batches has no number of workers that could be set"
+    return f"nothing to change: {last[0].sentence if last else why}"
 
 
 def _pasted(advised: Mapping[str, Any] | None, instead: str = "") -> list[str]:

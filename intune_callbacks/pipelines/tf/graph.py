@@ -175,7 +175,8 @@ class DatasetGraph:
         if "_DataServiceDataset_" in attr(node, "f").func.name:  # unpacks what a worker of the service has sent
             return "tf.data.experimental.service"
         name = str(getattr(self._function(node), "__module__", ""))
-        return name if is_installed(getattr(sys.modules.get(name), "__file__", None)) else ""
+        is_named = isinstance(self._function(node), type) or name.startswith("tensorflow.python.ops.")  # by the user
+        return name if is_installed(getattr(sys.modules.get(name), "__file__", None)) and not is_named else ""
 
     def _function(self, node: Any) -> Any:
         wrapper = self._wrapper(attr(node, "f").func.name)

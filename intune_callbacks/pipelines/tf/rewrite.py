@@ -20,7 +20,7 @@ from intune_callbacks.pipelines.tf.node import attr, functions_of
 from intune_callbacks.pipelines.tf.noops import leave_out_noops
 from intune_callbacks.pipelines.tf.objects import is_wanted
 from intune_callbacks.pipelines.tf.order import free_of_order, open_more
-from intune_callbacks.pipelines.tf.stage import KNOBS, GraphStage, Kind, buffered_each, capacity_of, in_turn
+from intune_callbacks.pipelines.tf.stage import CALLS, KNOBS, GraphStage, Kind, buffered_each, capacity_of, in_turn
 from intune_callbacks.types import Hint
 
 __all__ = ["Rewritten", "rewrite"]
@@ -143,9 +143,9 @@ class _Edit:
         each = buffered_each(self.graph, node) if kind == "interleave" else 0
         capacity = capacity_of(self.graph, node, high)
         library = self.graph.library(node) if kind in ("map", "interleave") else ""
-        return GraphStage(
-            name, kind, node.name, value, high, capacity, workers, automatic, unbounded, each, self.fuses(node), library
-        )
+        calls = kind == "interleave" and any(op.startswith(CALLS) for op in self.graph.inner_ops(node))
+        numbers = name, kind, node.name, value, high, capacity, workers
+        return GraphStage(*numbers, automatic, unbounded, each, self.fuses(node), library, calls)
 
     def left_to_autotune(self) -> int:
         known = [(node, KNOBS[node.op]) for node in self.graph.nodes() if node.op in KNOBS]

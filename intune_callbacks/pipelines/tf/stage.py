@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from intune_callbacks.pipelines.tf.graph import HARMLESS, DatasetGraph
 
-__all__ = ["KNOBS", "GraphStage", "Kind", "buffered_each", "capacity_of", "in_turn", "live_numbers"]
+__all__ = ["CALLS", "KNOBS", "GraphStage", "Kind", "buffered_each", "capacity_of", "in_turn", "live_numbers"]
 
 Kind = Literal["map", "interleave", "batch", "prefetch"]
 KNOBS: dict[str, tuple[Kind, str]] = {
@@ -21,6 +21,7 @@ KNOBS: dict[str, tuple[Kind, str]] = {
     "ParallelBatchDataset": ("batch", "num_parallel_calls"),
     "PrefetchDataset": ("prefetch", "buffer_size"),
 }
+CALLS = ("MapDataset", "ParallelMapDataset", "MapAndBatchDataset")
 # In several calls at once they give what they give in turn; those of Python are the user's word, as `num_workers=1` is.
 ALIKE = HARMLESS | {
     *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp"),
@@ -45,6 +46,7 @@ class GraphStage:
         each: elements an interleave keeps of each of its datasets.
         fused: tf.data makes one stage of this map and the batch behind it, whose only number is its workers.
         library: the installed package's module whose code made it; empty where the user's did.
+        calls: an interleave of datasets that call functions.
     """
 
     name: str
@@ -59,21 +61,22 @@ class GraphStage:
     each: int = 0
     fused: bool = False
     library: str = ""
+    calls: bool = False
 
     def knob(self, threads: int = 0) -> str:
         """Return how the user writes the number, or where it is out of reach; see `intune_callbacks.Stage`.
 
         Args:
-            threads: of TensorFlow, that the stage computes on with so many workers at most; 0 for any.
+            threads: of TensorFlow, on which the calls of all stages are made; 0 for any.
         """
         if self.library:
             return f"# inside {self.library}"
         what = "..." if self.kind == "batch" else self.name.split("#")[0]
         code = ".prefetch({})" if self.kind == "prefetch" else f".{self.kind}({what}, num_parallel_calls={{}})"
-        remarks = ["was tf.data.AUTOTUNE"] if self.automatic else []
-        if self.kind == "map" and 0 < threads < self.value and not self.unbounded:
-            remarks.append(f"was {self.value} on {threads} threads: options.threading.private_threadpool_size too")
-        return f"{code}  # {'; '.join(remarks)}" if remarks else code
+        was = "was tf.data.AUTOTUNE" if self.automatic else ""
+        if threads > 0 and not self.unbounded and (self.kind == "map" or self.calls):
+            was = f"{was or f'was {self.value}'} on {threads} threads"  # read by `measure.advice`
+        return f"{code}  # {was}" if was else code
 
 
 def in_turn(graph: DatasetGraph, node: Any, kind: Kind, value: int) -> str:

@@ -211,7 +211,7 @@ class DatasetPipeline:
             most = stage.high if stage.high is not None and stage.high > 0 else self._most.get(name, workers)
             when: Literal["now", "epoch"] = "epoch" if name in self._late else "now"
             high = max(workers, min(self._high, most))
-            return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=stage.knob()),)
+            return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=stage.knob(self._threads)),)
         high = max(self._high, workers, stage.value)
         computes = Stage(name, "cpu", "workers", 1, high, workers, knob=stage.knob(self._threads))
         return (computes,) if stage.fused else windowed(computes, window, high=max(MAX_WINDOW, window))
