@@ -117,9 +117,9 @@ def test_an_interleave_without_input(warm: bool, native: tf_native.Native) -> No
         time.sleep(0.05)
         (stage,) = pipeline.resize({}) and pipeline.stages()[:1]
         before = steady(80, 40)(stream) if stage.current == 2 else 0.0
-        begins = stage.current
-        assert pipeline.resize({"read": 8})["read"] == pipeline.stages()[0].current == (2 if stage.when == "epoch" else 8)
-        rates.append((begins, stage.when, before, steady(80, 40)(stream)))
+        raised = pipeline.resize({"read": 8})["read"]
+        assert raised == pipeline.stages()[0].current == (stage.current if stage.when == "epoch" else 8)
+        rates.append((stage.current, stage.when, before, steady(80, 40)(stream)))
     pipeline.close()
     (first, second) = rates
     assert (first[:2], second[:2]) == ((2, "epoch" if warm else "now"), (8, "now"))
