@@ -215,11 +215,15 @@ def _next(
     # What feeds a live stage, and the line that gives it workers; nothing was measured that could promise a gain.
     fed = f"\n{last[0].line}" if last and last[0].kind == "serial" and last[0].line else ""
     if note:
-        return "\n".join([note, *_pasted(advised)])
+        # What would have it tuned brings nothing while the model is the limit: that is said first.
+        fed_well = summary.changes == 0 and verdict == "compute-bound" and [one.kind for one in last[:1]] == ["model"]
+        first_of_all = [f"nothing to change: {last[0].sentence}"] if fed_well and advised is None else []
+        return "\n".join([*first_of_all, note, *_pasted(advised)])
     if summary.frozen:
         return "the allocation stayed where it was; please report the error above"
     if verdict == "too short":
-        return "train longer: nothing can be said about so few steps"
+        few = "too few steps came behind the last change" if summary.changes else "nothing can be said about so few steps"
+        return f"train longer: {few}{' to say what it brought' if summary.changes else ''}"
     if advised is None and (mode != "tune" or not summary.changes):
         return _unchanged(summary, last, fed)
     # What is left alone, and workers that shall live on, `tune` does not set.
