@@ -51,6 +51,19 @@ def test_items_cheaper_than_the_hand_over_stay_in_the_training_loop() -> None:
     assert advice(full).allocation == {}
 
 
+def test_what_another_thread_makes_ahead_is_not_said_to_be_made_in_the_loop() -> None:
+    knob = "PyDataset(workers={})"
+    seen = window((stage("load", 0, knob=knob), rate(0.03, 0.001)), period_s=0.03, wait=0.6, epoch=10_000)
+    ahead = Hint("one thread makes the batches ahead, one after the other", kind="ahead", stage="load")
+    (cause,) = causes(seen, Evidence((ahead,)))
+    assert cause.sentence == (
+        "'load' has no worker: one thread makes the batches ahead, one after the other, 30 ms each, "
+        "while the training takes 12 ms; workers make several at once"
+    )
+    assert cause.line.startswith("PyDataset(workers=2)")
+    assert "makes each batch itself" in causes(seen)[0].sentence
+
+
 def test_datapipes_get_a_word_about_workers() -> None:
     hint = Hint("the datapipe has no workers", "DataLoader(num_workers=1)", "loader")
     (cause,) = causes(window(wait=0.5), Evidence((hint,)))

@@ -38,6 +38,7 @@ ONE_CPU = (0.85, 1.1)
 BROUGHT_NOTHING = 1.03
 """Factor below which more workers brought nothing. A choice: windows differ by as much."""
 MEANWHILE = "; a worker makes the next one meanwhile"
+ALONGSIDE = "; workers make several at once"
 LEFT_ALONE = (
     "; it is left alone, for the dataset may need the training process: if it does not, write {}, or give "
     "InTuneCallback workers_kind='process' or 'thread'"
@@ -111,7 +112,12 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     why = "" if found.gain >= LEAST_GAIN else "; from a worker it would not come sooner"
     if why and _is_crowded(seen):
         why = "; no CPU is free for a worker"
-    sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}{why or MEANWHILE}"
+    ahead, rate = known.hint("ahead", stage.name), seen.rates.get(stage.name)
+    how = f"{_one_after_the_other(seen)}{why or MEANWHILE}"
+    if ahead is not None:  # what the training waits is not what a batch takes, and a worker makes no more than that
+        took = f", {moment(rate.service_s)} each," if rate is not None and rate.service_s else ""
+        how = f"{ahead.what}{took} while the training takes {moment(seen.model_s)}{why or ALONGSIDE}"
+    sentence = f"{stage.name!r} has no worker: {how}"
     if stage.when == "user" and not why:
         sentence += LEFT_ALONE.format("workers=2" if stage.knob.startswith(PYDATASET) else "num_workers")
     return if_it_pays(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))

@@ -222,8 +222,9 @@ def _next(
     if summary.frozen:
         return "the allocation stayed where it was; please report the error above"
     if verdict == "too short":
-        few = "too few steps came behind the last change" if summary.changes else "nothing can be said about so few steps"
-        return f"train longer: {few}{' to say what it brought' if summary.changes else ''}"
+        if summary.changes:
+            return "train longer: too few steps came behind the last change to say what it brought"
+        return "train longer: nothing can be said about so few steps"
     if advised is None and (mode != "tune" or not summary.changes):
         return _unchanged(summary, last, fed)
     # What is left alone, and workers that shall live on, `tune` does not set.
