@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from intune_callbacks.measure import other_causes
-from intune_callbacks.measure.advice import PROCESSES, PYDATASET, to_set
+from intune_callbacks.measure.advice import PROCESSES, PYDATASET, threads_for, to_set
 from intune_callbacks.measure.evidence import NONE, Cause, Evidence
 from intune_callbacks.measure.measured import LONG_WAIT_S, READS, Measured
 from intune_callbacks.measure.other_causes import entries, if_it_pays
@@ -241,6 +241,10 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         if found.gain >= LEAST_GAIN or helped:
             sentence += ": more workers overlap the waits, more CPUs do not help"
         elif stage.kind == "io" and stage.current >= stage.high:
+            threads, pool = threads_for(stage.knob, stage.current)
+            if threads:  # no more calls are at work at once, however long the cycle
+                sentence += f"; its {stage.current} calls share the {count(threads, 'thread')} TensorFlow has for all"
+                return _by_threads(seen, known, stage, Cause("serial", stage.name, sentence, pool), threads)
             longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"
             sentence += f"; it reads {stage.current} files at once, as many as its cycle_length: {longer} "
             sentence += "overlaps more waits, and changes the order of the samples"
@@ -248,6 +252,16 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     free = max(0.0, seen.cpus_had - seen.cpus_busy)
     sentence = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
     return Cause("workers", stage.name, f"{sentence}, while {free:.1f} of {_cpus(seen)} are free", line, found.gain)
+
+
+def _by_threads(seen: Measured, known: Evidence, stage: Stage, cause: Cause, threads: int) -> Cause:
+    """Promise what the rest of its calls spare a stage; nothing without an idle CPU, for what they do is not known."""
+    now_s, rate = step_s(seen), seen.rates[stage.name]
+    batch_s = min(seen.period_s, rate.items_per_batch * rate.service_s / stage.current)
+    gain = promised(
+        now_s / (now_s - min(batch_s * (1.0 - threads / stage.current), seen.period_s - seen.model_s)), known.share
+    )
+    return replace(cause, line="") if _is_crowded(seen) or gain < LEAST_GAIN else replace(cause, gain=gain)
 
 
 def _is_crowded(seen: Measured) -> bool:
