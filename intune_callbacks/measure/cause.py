@@ -256,11 +256,9 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
 
 def _by_threads(seen: Measured, known: Evidence, stage: Stage, cause: Cause, threads: int) -> Cause:
     """Promise what the rest of its calls spare a stage; nothing without an idle CPU, for what they do is not known."""
-    now_s, rate = step_s(seen), seen.rates[stage.name]
-    batch_s = min(seen.period_s, rate.items_per_batch * rate.service_s / stage.current)
-    gain = promised(
-        now_s / (now_s - min(batch_s * (1.0 - threads / stage.current), seen.period_s - seen.model_s)), known.share
-    )
+    now_s, rate, part = step_s(seen), seen.rates[stage.name], 1.0 - threads / stage.current
+    spared_s = part * min(seen.period_s, rate.items_per_batch * rate.service_s / stage.current)
+    gain = promised(now_s / (now_s - min(spared_s, seen.period_s - seen.model_s)), known.share)
     return replace(cause, line="") if _is_crowded(seen) or gain < LEAST_GAIN else replace(cause, gain=gain)
 
 
