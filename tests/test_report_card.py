@@ -76,7 +76,7 @@ def test_a_note_is_what_to_do_next() -> None:
 
 def test_where_the_model_is_the_limit_a_note_is_not_all_that_is_said() -> None:
     do = build_report(run(model_s=0.5), note="arrays are sliced in memory").next
-    assert re.fullmatch(r"nothing to change: .*: the model is the limit\narrays are sliced in memory", do)
+    assert re.fullmatch(r"nothing to change: .*: the model is the limit; arrays are sliced in memory", do)
     assert build_report(run(mode="observe"), note="a generator").next.startswith("a generator")
 
 

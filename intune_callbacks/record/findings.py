@@ -217,8 +217,9 @@ def _next(
     if note:
         # What would have it tuned brings nothing while the model is the limit: that is said first.
         fed_well = summary.changes == 0 and verdict == "compute-bound" and [one.kind for one in last[:1]] == ["model"]
-        first_of_all = [f"nothing to change: {last[0].sentence}"] if fed_well and advised is None else []
-        return "\n".join([*first_of_all, note, *_pasted(advised)])
+        if fed_well and advised is None:
+            return f"nothing to change: {last[0].sentence}; {note}"
+        return "\n".join([note, *_pasted(advised)])
     if summary.frozen:
         return "the allocation stayed where it was; please report the error above"
     if verdict == "too short":
