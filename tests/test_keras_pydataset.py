@@ -199,6 +199,8 @@ def test_without_workers_it_is_left_alone_and_told_so() -> None:
     assert report["changes"] == 0 and report["frozen"] is None
     assert report["pipeline"] == keras_source.LEFT_ALONE and "set workers=2" in report["pipeline"]
     assert report["stages"][0]["current"] == 0
+    # TensorFlow prefetches in a thread of its own.
+    assert [hint["kind"] for hint in report["hints"]] == ["ahead"] and "batch itself" not in report["cause"]
     assert not any("intune" in name for name in makers)
     assert "num_workers" not in str([report[key] for key in ("next", "why", "cause", "advice")])
 

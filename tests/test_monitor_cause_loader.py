@@ -51,6 +51,33 @@ def test_items_cheaper_than_the_hand_over_stay_in_the_training_loop() -> None:
     assert advice(full).allocation == {}
 
 
+def test_what_another_thread_makes_ahead_is_not_said_to_be_made_in_the_loop() -> None:
+    knob = "PyDataset(workers={})"
+    seen = window((stage("load", 0, knob=knob), rate(0.03, 0.001)), period_s=0.03, wait=0.6, epoch=10_000)
+    ahead = Hint("one thread makes the batches ahead, one after the other", kind="ahead", stage="load")
+    (cause,) = causes(seen, Evidence((ahead,)))
+    assert cause.sentence == (
+        "'load' has no worker: one thread makes the batches ahead, one after the other, 30 ms each, "
+        "while the training takes 12 ms; workers make several at once"
+    )
+    assert cause.line.startswith("PyDataset(workers=2)")
+    assert "makes each batch itself" in causes(seen)[0].sentence
+
+
+def test_workers_behind_a_slow_batch_are_not_said_to_wait_for_the_sampler() -> None:
+    told = "the workers of 'load' have done all that was asked of them when the training waits: for "
+    load = stage("load", 4, knob=LOADER)
+    slow = window((load, rate(0.001, 0.001, 0.02, starved=0.05, blocked=0.93)), wait=0.5)
+    assert causes(slow)[0].kind == "held" and advice(slow).allocation == {}
+    assert causes(slow)[0].sentence == (
+        f"{told}a batch that takes longer than those behind it, which a larger prefetch_factor or order='any' bridges, "
+        "or for batches to be handed over"
+    )
+    assert "order='any'" not in causes(slow, Evidence(order="any"))[0].sentence
+    starved = window((load, rate(0.001, 0.001, 0.02, starved=0.88, blocked=0.1)), wait=0.5)
+    assert causes(starved)[0].sentence == f"{told}the sampler, or for batches to be handed over"
+
+
 def test_datapipes_get_a_word_about_workers() -> None:
     hint = Hint("the datapipe has no workers", "DataLoader(num_workers=1)", "loader")
     (cause,) = causes(window(wait=0.5), Evidence((hint,)))

@@ -175,3 +175,10 @@ def test_headroom_is_finite_and_grows_with_the_wait(one: float, other: float, bu
     small, large = (verdict(observation(wait, decode=(busy, 0.5))) for wait in (low, high))
     assert 0 <= small.headroom <= large.headroom <= 1001
     assert verdict(observation(0.5)).headroom == 1.0
+
+
+def test_where_the_windows_differ_from_all_the_time_both_shares_are_said() -> None:
+    some = [observation(0.5, decode=(1.0, 0.0))] * 3
+    assert settle(some, in_all=0.72).why == "the trainer waited 72 % of the time (50 % in most windows) on 'decode'"
+    assert settle(some, in_all=0.52).why == "the trainer waited 50 % of each step on 'decode'"
+    assert "stood idle 50 % of each step" in settle([replace(some[0], exposed_wait_frac=0.5)], in_all=0.9).why

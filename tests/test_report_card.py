@@ -74,6 +74,19 @@ def test_a_note_is_what_to_do_next() -> None:
     assert end_card(build_report(run(), note="wrap the source in a ParallelMapper")).endswith("in a ParallelMapper")
 
 
+def test_where_the_model_is_the_limit_a_note_is_not_all_that_is_said() -> None:
+    do = build_report(run(model_s=0.5), note="arrays are sliced in memory").next
+    assert re.fullmatch(r"nothing to change: .*: the model is the limit; arrays are sliced in memory", do)
+    assert build_report(run(mode="observe"), note="a generator").next.startswith("a generator")
+
+
+def test_a_last_change_that_came_late_is_told_as_that() -> None:
+    assert build_report(run(seconds=1.0)).next.endswith("nothing can be said about so few steps")
+    summary = run()
+    late = replace(summary, after=replace(summary.after, verdict="too short", measured=None))
+    assert build_report(late).next == "train longer: too few steps came behind the last change to say what it brought"
+
+
 def test_a_frozen_run_says_why() -> None:
     summary = replace(run(), frozen="OSError: gone")
     card = end_card(build_report(summary))
@@ -106,7 +119,12 @@ def test_the_whole_run_is_the_figure() -> None:
         ({"throughput_samples_per_s": 1500.0}, None),
         (
             {"seam_s": 1.0, "paused_s": 9.0},
-            "1 600 samples/s while it runs, 800 with its start and its pauses",
+            "1 600 samples/s while it runs, 800 with what is no step: the start, validation, checkpoints",
+        ),
+        # The starts of epochs are the larger part, and yet not half of what is lost.
+        (
+            {"seam_s": 4.5, "paused_s": 4.0},
+            "1 600 samples/s while it runs, 800 with what is no step: the start, validation, checkpoints",
         ),
         ({"seam_s": 0.5, "paused_s": 0.1}, "1 600 samples/s at last, 800 in the whole run"),
         # An eighth of the time, of the half that is lost: it was mostly something else.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["PERSISTENT", "PROCESSES", "PYDATASET", "to_set"]
+__all__ = ["PERSISTENT", "PROCESSES", "PYDATASET", "threads_for", "to_set"]
 
 PERSISTENT = "persistent_workers=True"
 PYDATASET, PROCESSES = "PyDataset(", "use_multiprocessing=True"
@@ -59,6 +59,13 @@ def to_set(
     was = {entry["name"]: f"was {entry['first']}" for entry in stages}
     was |= {entry["name"]: f"{was[entry['name']]}, {entry['knob'][1:].strip()}" for entry in inside}
     return lines, [f"{name} {value} ({was.get(name, 'was ?')})" for name, value in wanted.items() if name not in said]
+
+
+def threads_for(knob: str, calls: int) -> tuple[int, str]:
+    """Return how many threads make a stage's calls, and the line for one each; 0 where it has them."""
+    found = ON_THREADS.search(knob)
+    threads = int(found[2]) if found else 0
+    return (threads, POOL.format(calls, threads)) if 0 < threads < calls else (0, "")
 
 
 def _on_threads(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from intune_callbacks.measure import other_causes
-from intune_callbacks.measure.advice import PROCESSES, PYDATASET, to_set
+from intune_callbacks.measure.advice import PROCESSES, PYDATASET, threads_for, to_set
 from intune_callbacks.measure.evidence import NONE, Cause, Evidence
 from intune_callbacks.measure.measured import LONG_WAIT_S, READS, Measured
 from intune_callbacks.measure.other_causes import entries, if_it_pays
@@ -38,6 +38,7 @@ ONE_CPU = (0.85, 1.1)
 BROUGHT_NOTHING = 1.03
 """Factor below which more workers brought nothing. A choice: windows differ by as much."""
 MEANWHILE = "; a worker makes the next one meanwhile"
+ALONGSIDE = "; workers make several at once"
 LEFT_ALONE = (
     "; it is left alone, for the dataset may need the training process: if it does not, write {}, or give "
     "InTuneCallback workers_kind='process' or 'thread'"
@@ -111,7 +112,12 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     why = "" if found.gain >= LEAST_GAIN else "; from a worker it would not come sooner"
     if why and _is_crowded(seen):
         why = "; no CPU is free for a worker"
-    sentence = f"{stage.name!r} has no worker: {_one_after_the_other(seen)}{why or MEANWHILE}"
+    ahead, rate = known.hint("ahead", stage.name), seen.rates.get(stage.name)
+    how = f"{_one_after_the_other(seen)}{why or MEANWHILE}"
+    if ahead is not None:  # what the training waits is not what a batch takes, and a worker makes no more than that
+        took = f", {moment(rate.service_s)} each," if rate is not None and rate.service_s else ""
+        how = f"{ahead.what}{took} while the training takes {moment(seen.model_s)}{why or ALONGSIDE}"
+    sentence = f"{stage.name!r} has no worker: {how}"
     if stage.when == "user" and not why:
         sentence += LEFT_ALONE.format("workers=2" if stage.knob.startswith(PYDATASET) else "num_workers")
     return if_it_pays(Cause("loader", stage.name, sentence, _lines(seen, known, found), found.gain))
@@ -154,6 +160,10 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
     if rate.busy_frac < IDLE and stage.knob.startswith(OWN_PROCESSES) and rate.starved_frac > rate.busy_frac:
         done = f"the workers of {name} have done all that was asked of them when the training waits"
+        if rate.blocked_frac > rate.starved_frac:  # the window is full: indices they have had, and may make no more
+            bridges = "a larger prefetch_factor" + (" or order='any'" if known.order == "same" else "")
+            slow = f"a batch that takes longer than those behind it, which {bridges} bridges"
+            return Cause("held", stage.name, f"{done}: for {slow}, or for batches to be handed over")
         return Cause("serial", stage.name, f"{done}: for the sampler, or for batches to be handed over")
     if rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac):
         idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
@@ -231,6 +241,10 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         if found.gain >= LEAST_GAIN or helped:
             sentence += ": more workers overlap the waits, more CPUs do not help"
         elif stage.kind == "io" and stage.current >= stage.high:
+            threads, pool = threads_for(stage.knob, stage.current)
+            if threads:  # no more calls are at work at once, however long the cycle
+                sentence += f"; its {stage.current} calls share the {count(threads, 'thread')} TensorFlow has for all"
+                return _by_threads(seen, known, stage, Cause("serial", stage.name, sentence, pool), threads)
             longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"
             sentence += f"; it reads {stage.current} files at once, as many as its cycle_length: {longer} "
             sentence += "overlaps more waits, and changes the order of the samples"
@@ -238,6 +252,14 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     free = max(0.0, seen.cpus_had - seen.cpus_busy)
     sentence = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
     return Cause("workers", stage.name, f"{sentence}, while {free:.1f} of {_cpus(seen)} are free", line, found.gain)
+
+
+def _by_threads(seen: Measured, known: Evidence, stage: Stage, cause: Cause, threads: int) -> Cause:
+    """Promise what the rest of its calls spare a stage; nothing without an idle CPU, for what they do is not known."""
+    now_s, rate, part = step_s(seen), seen.rates[stage.name], 1.0 - threads / stage.current
+    spared_s = part * min(seen.period_s, rate.items_per_batch * rate.service_s / stage.current)
+    gain = promised(now_s / (now_s - min(spared_s, seen.period_s - seen.model_s)), known.share)
+    return replace(cause, line="") if _is_crowded(seen) or gain < LEAST_GAIN else replace(cause, gain=gain)
 
 
 def _is_crowded(seen: Measured) -> bool:

@@ -77,7 +77,16 @@ class Waited:
         return waited_s / elapsed_s if elapsed_s > 1e-6 * self._elapsed_s else 0.0
 
 
-def settle(observations: Sequence[Observation], waited: float | None = None, is_ground: bool = False) -> Verdict:
+OTHERWISE = 0.05
+"""Difference of two shares of wait from which on both are told. A choice: less is not taken for a contradiction."""
+
+
+def settle(
+    observations: Sequence[Observation],
+    waited: float | None = None,
+    is_ground: bool = False,
+    in_all: float | None = None,
+) -> Verdict:
     """Judge several windows by their medians, so that one odd window does not decide.
 
     The GPU's idle share is judged where it is known, else the share the training loop was blocked: a blocked loop does
@@ -88,20 +97,21 @@ def settle(observations: Sequence[Observation], waited: float | None = None, is_
         observations: the windows, oldest first; the stages of the last one are judged.
         waited: as `Waited` has it of all windows, where these are only the last of them.
         is_ground: changes were made on what such windows showed: that the training waits is said of fewer steps too.
+        in_all: share of wait in all the time they are of, which is told beside it: said where the windows have another.
     """
     measured = sum(o.batches for o in observations)
     needed = LONG_STEPS if sum(o.elapsed_s for o in observations) >= LONG_S else STEPS
     if is_ground and 0 < measured < needed:
-        judged = _judge(observations, waited)
+        judged = _judge(observations, waited, in_all)
         if judged.kind == "input-bound":
             return judged
     if not observations or measured < needed:
         noun = "step was" if measured == 1 else "steps were"
         return Verdict("too short", None, 0.0, f"{measured} {noun} measured, a verdict needs {needed}")
-    return _judge(observations, waited)
+    return _judge(observations, waited, in_all)
 
 
-def _judge(observations: Sequence[Observation], waited: float | None) -> Verdict:
+def _judge(observations: Sequence[Observation], waited: float | None, in_all: float | None) -> Verdict:
     exposed = [o.exposed_wait_frac for o in observations if o.exposed_wait_frac is not None]
     on_gpu = len(exposed) == len(observations)
     wait_frac = median(exposed) if on_gpu else median(o.wait_frac for o in observations)
@@ -113,6 +123,8 @@ def _judge(observations: Sequence[Observation], waited: float | None) -> Verdict
         return Verdict(kind, None, _headroom(all_frac), f"{why}: {percent(wait_frac)} in most windows", all_frac)
     headroom = _headroom(wait_frac)
     who = f"{waits} {percent(wait_frac)} of each step"
+    if in_all is not None and not on_gpu and abs(in_all - wait_frac) > OTHERWISE:
+        who = f"{waits} {percent(in_all)} of the time ({percent(wait_frac)} in most windows)"
 
     if wait_frac >= INPUT_BOUND:
         stage = _guilty(observations)

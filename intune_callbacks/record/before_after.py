@@ -178,7 +178,6 @@ def describe(
         waited: as for `settle`.
         is_ground: as for `settle`.
     """
-    judged = settle(observations, waited, is_ground)
     last = observations[-1] if observations else None
     known: dict[str, Any] = {
         "throughput_samples_per_s": _middle([o.samples_per_s for o in observations]),
@@ -187,6 +186,7 @@ def describe(
     }
     if span is not None and observations:
         known |= {key: value for key, value in asdict(_figures(*span)).items() if value is not None}
+    judged = settle(observations, waited, is_ground, known["wait_frac"])
     return Side(
         **known,
         exposed_wait_frac=_idle_frac([o for o in observations if o.exposed_wait_frac is not None]),

@@ -37,6 +37,8 @@ BESIDE, MOST_BESIDE = ("startup", "held", "shards", "shuffle", "prefetch", "memo
 """Causes told beside the first one, and how many. A choice: what can be mended on its own, and what is read."""
 APART = 0.1
 """Share from which on two rates, or the time outside of steps, are told apart. A choice: less needs no explanation."""
+BESIDE_STEPS = "with what is no step: the start, validation, checkpoints"
+"""What the loop is paused for, in the words of somebody who reads of it for the first time."""
 SMALL_PART = 0.25
 """Of what the starts of epochs cost, a remedy that mends less is not named beside it. A choice."""
 MUCH_OWN = 0.1
@@ -163,8 +165,8 @@ def _apart(report: Report, whole: Span, rate: float) -> list[str]:
     lost = max(APART, 0.5 * (1.0 - rate / running))  # half of it at least is to be explained
     if running < rate or seam_s + paused_s < lost * (whole.wall_s or 0.0):
         return [f"{amount(running)} samples/s at last, {amount(rate)} in the whole run"]
-    if paused_s > seam_s:
-        return [f"{amount(running)} samples/s while it runs, {amount(rate)} with its start and its pauses"]
+    if paused_s > seam_s or seam_s < lost * (whole.wall_s or 0.0):  # the starts of epochs alone do not explain it
+        return [f"{amount(running)} samples/s while it runs, {amount(rate)} {BESIDE_STEPS}"]
     # As it is called there: transformers has a name of its own for it. Not where that mends but a small part.
     least = 1.0 + SMALL_PART * (promised(running / rate) - 1.0)
     starts = (one.sentence for one in report.causes if one.kind == "startup" and one.gain >= least)

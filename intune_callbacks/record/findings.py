@@ -215,10 +215,16 @@ def _next(
     # What feeds a live stage, and the line that gives it workers; nothing was measured that could promise a gain.
     fed = f"\n{last[0].line}" if last and last[0].kind == "serial" and last[0].line else ""
     if note:
+        # What would have it tuned brings nothing while the model is the limit: that is said first.
+        fed_well = summary.changes == 0 and verdict == "compute-bound" and [one.kind for one in last[:1]] == ["model"]
+        if fed_well and advised is None:
+            return f"nothing to change: {last[0].sentence}; {note}"
         return "\n".join([note, *_pasted(advised)])
     if summary.frozen:
         return "the allocation stayed where it was; please report the error above"
     if verdict == "too short":
+        if summary.changes:
+            return "train longer: too few steps came behind the last change to say what it brought"
         return "train longer: nothing can be said about so few steps"
     if advised is None and (mode != "tune" or not summary.changes):
         return _unchanged(summary, last, fed)
@@ -261,7 +267,7 @@ def _found(summary: Report) -> str:
 def _unchanged(summary: Report, last: Sequence[Cause], fed: str) -> str:
     if last and last[0].kind == "shards" and last[0].line:
         return f"paste what is below, or give each worker a shard\n{last[0].line}"
-    if last and last[0].kind in ("order", "shards"):
+    if last and last[0].kind in ("order", "shards", "held"):
         return last[0].sentence
     if fed:
         return f"paste what is below, for {last[0].sentence}{fed}"

@@ -14,7 +14,7 @@ from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline, kn
 from intune_callbacks.pipelines.watched import WatchedLoader
 from intune_callbacks.session.keras_hooks import GIVE_OTHER, NO_PYDATASET, TrainData
 from intune_callbacks.session.loaders import found_in
-from intune_callbacks.types import Clock
+from intune_callbacks.types import Clock, Hint
 
 __all__ = ["take_over"]
 
@@ -22,6 +22,8 @@ LEFT_ALONE = (
     "workers=1: Keras makes one batch after the other, without workers, and it stays so, for the dataset may not be "
     "made for them; set workers=2, or give InTuneCallback workers_kind='thread' or 'process', to make its workers live"
 )
+# Keras prefetches what it makes a tf.data.Dataset of.
+AHEAD = Hint("one thread of TensorFlow's makes the batches ahead, one after the other", kind="ahead", stage="load")
 # What Keras asks its adapter for, without workers and with.
 GENERATORS = (
     ("_finite_generator", "_infinite_generator"),
@@ -71,7 +73,8 @@ def _pydataset(data: TrainData, config: TunerConfig, clock: Clock) -> Found:
         watched = WatchedLoader(workers, window, clock=clock, when=when, knobs=knobs(kind))
         for name in GENERATORS[stock is not None]:
             data.in_adapter(name, _wrapped(adapter, name, watched.adopt))
-        return Found(watched, LEFT_ALONE if config.mode == "tune" else "the PyDataset is only watched")
+        why = LEFT_ALONE if config.mode == "tune" else "the PyDataset is only watched"
+        return Found(watched, why, (AHEAD,) if stock is None and not data.in_python else ())
     pipeline = PyDatasetPipeline(
         dataset,
         workers=workers,
