@@ -25,6 +25,7 @@ from intune_callbacks.pipelines.tf.built import Built, build, keep
 from intune_callbacks.pipelines.tf.graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf.hints import hints_of
 from intune_callbacks.pipelines.tf.native import Native, load
+from intune_callbacks.pipelines.tf.node import said
 from intune_callbacks.pipelines.tf.objects import threads_of
 from intune_callbacks.pipelines.tf.stage import GraphStage, live_numbers
 from intune_callbacks.pipelines.tf.stats import SinkReading, StageCourse, StageReading
@@ -106,7 +107,7 @@ class DatasetPipeline:
             try:
                 tf_build.begin()
             except (InTuneError, OSError) as error:
-                self.why = f"the pipeline is left as it is: {_first_line(error)}"
+                self.why = f"the pipeline is left as it is: {said(error)}"
 
     def late(self) -> bool:
         """Make the stages live where our operations were compiled meanwhile; return whether `dataset` is another one.
@@ -170,9 +171,9 @@ class DatasetPipeline:
         except InTuneError as error:
             with suppress(CannotRewrite):
                 self.hints = hints_of(DatasetGraph(self._stock))
-            return f"the pipeline is left as it is: {_first_line(error)}"
+            return f"the pipeline is left as it is: {said(error)}"
         except Exception as error:  # a dataset that cannot be tuned must still train
-            return f"the pipeline is left as it is: {type(error).__name__}: {_first_line(error)}"
+            return f"the pipeline is left as it is: {type(error).__name__}: {said(error)}"
 
     def _install(self, native: Native) -> str:
         built, why, cpus = None, "the pipeline is only timed", min(16, cpus_allowed())
@@ -282,7 +283,3 @@ class DatasetPipeline:
 def is_compiled() -> bool:
     """Return whether our operations are there, so that nobody has to wait for a compiler."""
     return tf_build.library_path().exists()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
