@@ -26,7 +26,7 @@ from intune_callbacks.pipelines.tf.graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf.hints import hints_of
 from intune_callbacks.pipelines.tf.native import Native, load
 from intune_callbacks.pipelines.tf.node import said
-from intune_callbacks.pipelines.tf.objects import threads_of
+from intune_callbacks.pipelines.tf.objects import is_inside, threads_of
 from intune_callbacks.pipelines.tf.stage import GraphStage, live_numbers
 from intune_callbacks.pipelines.tf.stats import SinkReading, StageCourse, StageReading
 from intune_callbacks.pipelines.tf.timed import timed
@@ -118,6 +118,11 @@ class DatasetPipeline:
             return False
         self.why, self._awaited = self._begin_with(wait=True), False
         return self._native is not None
+
+    @property
+    def is_inside(self) -> bool:
+        """True for a dataset made inside a compiled function: no iterator of it comes out of there."""
+        return is_inside(self._stock)
 
     def waits(self) -> SinkReading:
         """Return what was delivered and how long the consumer was blocked, in s."""
