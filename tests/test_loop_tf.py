@@ -113,11 +113,16 @@ def test_an_epoch_ends_as_with_the_stock_iterator() -> None:
     assert isinstance(iterator, tf.data.Iterator)
 
 
-def test_a_dataset_made_inside_a_compiled_function_is_left_alone_without_a_warning() -> None:
+def test_a_dataset_made_inside_a_compiled_function_is_left_alone_without_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    inside: list[Any] = []
+
     @tf.function
     def epoch() -> Any:
         total = tf.constant(0, tf.int64)
-        for batch in live(rows().take(40), **EAGER):
+        inside.append(live(rows().take(40), **EAGER | {"show_card": True}))
+        for batch in inside[-1]:
             total += tf.reduce_sum(batch)
         return total
 
@@ -125,6 +130,9 @@ def test_a_dataset_made_inside_a_compiled_function_is_left_alone_without_a_warni
         warnings.simplefilter("always")
         assert epoch() == sum(sum(first(batch)) for batch in rows().take(40))
     assert [str(warning.message) for warning in seen] == []
+    inside[-1].close()
+    words = " ".join(capsys.readouterr().out.split())
+    assert "make it outside" in words and "step(iterator)" not in words  # no iterator comes out of there
 
 
 def test_where_no_step_can_be_seen_the_card_says_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,6 +223,15 @@ def test_dataset_of_a_graph_is_refused() -> None:
     inside()
 
 
+def test_what_cannot_be_written_down_is_told_in_words() -> None:
+    dataset = tf.data.Dataset.range(6).map(lambda x: x + 1, num_parallel_calls=2)
+    with pytest.raises(CannotRewrite) as told:
+        DatasetGraph(dataset.apply(tf.data.experimental.copy_to_device("/cpu:0")))
+    why = str(told.value)
+    assert why.startswith("the pipeline is only timed: ") and "GeneratorDataset" in why
+    assert "{{" not in why and "[Op" not in why and "name:" not in why and why == why.strip()
+
+
 def test_debug_mode_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     tf.data.experimental.enable_debug_mode()
     try:

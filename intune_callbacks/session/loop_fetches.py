@@ -206,5 +206,5 @@ class Unseen:
         return max(int(samples), int(batches))
 
     def why_none(self, is_seen: int) -> tuple[str, ...]:
-        """Return what would let steps be seen, where there was none."""
-        return () if is_seen or self._pipeline is None else (IN_A_GRAPH,)
+        """Return what would let steps be seen, where there was none and the dataset can be iterated outside."""
+        return () if is_seen or self._pipeline is None or self._pipeline.is_inside else (IN_A_GRAPH,)

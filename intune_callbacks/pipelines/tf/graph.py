@@ -20,7 +20,7 @@ from tensorflow.python.data.ops import options as options_lib
 from tensorflow.python.framework import op_def_registry, ops
 
 from intune_callbacks.pipelines.given import is_installed
-from intune_callbacks.pipelines.tf.node import attr, functions_of, readers_of, source_of, spans_of
+from intune_callbacks.pipelines.tf.node import attr, functions_of, readers_of, said, source_of, spans_of
 from intune_callbacks.pipelines.tf.objects import held, held_bytes, held_rows, same_as, why_not, wrapped, wrappers
 
 __all__ = ["HARMLESS", "CannotRewrite", "DatasetGraph"]
@@ -66,7 +66,7 @@ class DatasetGraph:
         try:
             text = dataset._as_serialized_graph(external_state_policy=options_lib.ExternalStatePolicy.IGNORE).numpy()
         except (tf.errors.OpError, ValueError) as error:
-            raise CannotRewrite(f"TensorFlow cannot write this dataset down: {str(error).splitlines()[0]}") from error
+            raise CannotRewrite(f"the pipeline is only timed: TensorFlow cannot serialise it: {said(error)}") from error
         _check_size(len(text), LARGEST_HELD_BYTES)  # datasets that functions capture say nothing before
         self.dataset = dataset
         self.graph = tf.compat.v1.GraphDef.FromString(text)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-__all__ = ["attr", "functions_of", "readers_of", "source_of", "spans_of"]
+__all__ = ["attr", "functions_of", "readers_of", "said", "source_of", "spans_of"]
 
 
 def attr(node: Any, name: str) -> Any:
@@ -46,3 +47,9 @@ def spans_of(node: Any) -> Mapping[str, range]:
         spans[arg.name] = range(start, start + size)
         start += size
     return spans
+
+
+def said(error: Exception) -> str:
+    """Return the first line of what TensorFlow says, without the nodes and operations of its own that it names."""
+    text = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", (str(error).splitlines() or [""])[0])
+    return " ".join(text.split()) or type(error).__name__

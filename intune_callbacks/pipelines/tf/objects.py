@@ -19,6 +19,7 @@ __all__ = [
     "held",
     "held_bytes",
     "held_rows",
+    "is_inside",
     "is_wanted",
     "made",
     "same_as",
@@ -29,9 +30,14 @@ __all__ = [
 ]
 
 
+def is_inside(dataset: Any) -> bool:
+    """Return whether a dataset was made inside a compiled function."""
+    return not isinstance(dataset._variant_tensor, ops.EagerTensor)
+
+
 def why_not(dataset: Any) -> str:
     """Return why another dataset cannot be iterated in the place of this one; empty where it can."""
-    if not isinstance(dataset._variant_tensor, ops.EagerTensor):
+    if is_inside(dataset):
         return "the dataset was made inside a tf.function; make it outside"
     if debug_mode.DEBUG_MODE:  # our options would be the opposite of its own, of which it would warn
         return "tf.data.experimental.enable_debug_mode() has each function called in turn"

@@ -25,7 +25,8 @@ from intune_callbacks.pipelines.tf.built import Built, build, keep
 from intune_callbacks.pipelines.tf.graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf.hints import hints_of
 from intune_callbacks.pipelines.tf.native import Native, load
-from intune_callbacks.pipelines.tf.objects import threads_of
+from intune_callbacks.pipelines.tf.node import said
+from intune_callbacks.pipelines.tf.objects import is_inside, threads_of
 from intune_callbacks.pipelines.tf.stage import GraphStage, live_numbers
 from intune_callbacks.pipelines.tf.stats import SinkReading, StageCourse, StageReading
 from intune_callbacks.pipelines.tf.timed import timed
@@ -106,7 +107,7 @@ class DatasetPipeline:
             try:
                 tf_build.begin()
             except (InTuneError, OSError) as error:
-                self.why = f"the pipeline is left as it is: {_first_line(error)}"
+                self.why = f"the pipeline is left as it is: {said(error)}"
 
     def late(self) -> bool:
         """Make the stages live where our operations were compiled meanwhile; return whether `dataset` is another one.
@@ -117,6 +118,11 @@ class DatasetPipeline:
             return False
         self.why, self._awaited = self._begin_with(wait=True), False
         return self._native is not None
+
+    @property
+    def is_inside(self) -> bool:
+        """True for a dataset made inside a compiled function: no iterator of it comes out of there."""
+        return is_inside(self._stock)
 
     def waits(self) -> SinkReading:
         """Return what was delivered and how long the consumer was blocked, in s."""
@@ -170,9 +176,9 @@ class DatasetPipeline:
         except InTuneError as error:
             with suppress(CannotRewrite):
                 self.hints = hints_of(DatasetGraph(self._stock))
-            return f"the pipeline is left as it is: {_first_line(error)}"
+            return f"the pipeline is left as it is: {said(error)}"
         except Exception as error:  # a dataset that cannot be tuned must still train
-            return f"the pipeline is left as it is: {type(error).__name__}: {_first_line(error)}"
+            return f"the pipeline is left as it is: {type(error).__name__}: {said(error)}"
 
     def _install(self, native: Native) -> str:
         built, why, cpus = None, "the pipeline is only timed", min(16, cpus_allowed())
@@ -282,7 +288,3 @@ class DatasetPipeline:
 def is_compiled() -> bool:
     """Return whether our operations are there, so that nobody has to wait for a compiler."""
     return tf_build.library_path().exists()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,9 +1,8 @@
 """The resizable stage: an ordered parallel map whose workers and window are two live numbers.
 
 A worker pulls its own input under a lock, which numbers it, computes, and stores the result under its number; the
-consumer takes the numbers in order. There is no reader thread, no sorter thread and no multiprocessing queue, so a
-resize is two integer writes and a notify: nothing in flight is dropped, run twice or reordered. With no workers at all
-the consumer computes the next item itself, and nothing ahead.
+consumer takes the numbers in order. No reader or sorter thread, no multiprocessing queue: a resize is two integer
+writes and a notify. With no workers at all the consumer computes the next item itself, and nothing ahead.
 
     claim room in the window -> pull (numbered) -> compute -> store under the number -> consumer takes in order
           blocked_s                starved_s        busy_s         queued
@@ -181,6 +180,7 @@ class ElasticMap(Generic[Y]):
                 self._tell(number)
             if self._feeding:
                 self._feed()
+                line.meet()
             else:
                 line.space.notify()
         if task is not None:
@@ -190,8 +190,7 @@ class ElasticMap(Generic[Y]):
             if self._inline is not None and value.may_be_tried:
                 return self._made_here((number, value.item, None), value.error)
             if self._threads.alive < self.workers:
-                # What ended a worker is what the user must hear of, not that nobody could take its place.
-                with suppress(Exception):
+                with suppress(Exception):  # what ended a worker is to be heard of, not that nobody could take its place
                     self.resize(self.workers)
             try:
                 raise value.error
@@ -216,6 +215,7 @@ class ElasticMap(Generic[Y]):
             if task is not None:
                 return task[0], None, task
             if line.is_drained():
+                line.meet()
                 raise StopIteration
             if deadline_s is not None and time.monotonic() > deadline_s:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")  # torch's words

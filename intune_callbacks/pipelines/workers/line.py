@@ -68,6 +68,7 @@ class Line:
         self.results: dict[int, tuple[Any, Any]] = {}
         self.claimed = self.pulled = self.delivered = 0
         self.exhausted = self.closed = False
+        self._failed: BaseException | None = None
         self.ahead_since_s = 0.0
 
     def is_over(self) -> bool:
@@ -101,10 +102,22 @@ class Line:
             self.ready.notify()
 
     def fail(self, error: BaseException) -> None:
-        """End with the error of the source, behind all that was pulled."""
+        """End with the error of the source: behind all that was pulled, or where a stock loader would meet it."""
+        self.exhausted = True
+        if self.hold.window:
+            self._failed = error
+            return
         self.results[self.pulled], self.hold = (Raised(error), None), Hold(self.pulled)
         self.pulled += 1
-        self.exhausted = True
+
+    def meet(self) -> None:
+        """Raise the error of the source once a stock loader, which pulls as it delivers, would have pulled it."""
+        if self._failed is not None and self.delivered > self.pulled - self.hold.window:
+            error, self._failed = self._failed, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame
 
     def wake(self) -> None:
         """Have everybody look again."""
