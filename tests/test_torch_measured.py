@@ -100,34 +100,6 @@ def test_the_time_of_a_batch_is_that_of_whole_rounds_where_batches_come_in_burst
     assert sum(each_s[7:]) / len(each_s[7:]) == pytest.approx(1.4, rel=0.05)
 
 
-@pytest.mark.parametrize("finished", [2, 1])
-def test_a_long_fetch_of_what_is_finished_is_no_time_of_the_workers(finished: int) -> None:
-    """30 ms for the sampler, or to take a batch over: of what lay in the queue, or else for the last of two batches."""
-
-    class Running:
-        _send_idx, _tasks_outstanding, _workers = 4, 4, ()
-        _data_queue = SimpleNamespace(qsize=lambda: finished)
-
-    wall_s, running = [0.0], Running()
-
-    def fetches() -> Iterator[int]:
-        for batch in range(40):
-            wall_s[0] += 0.03
-            running._send_idx += 2  # two are taken out of the queue for one that is wanted
-            yield batch
-
-    watch, batches = Watch(2, 4, Clock(lambda: wall_s[0], lambda: 0.0)), fetches()
-    watch.begin(running)
-    for _ in range(40):
-        watch.fetch(batches.__next__)
-        wall_s[0] += 0.01
-    busy_s, starved_s = watch.counters.busy_s / 40, watch.counters.starved_s / 40
-    if finished == 2:
-        assert busy_s == 0.0 and starved_s == pytest.approx(2 * 0.03, rel=0.1)
-    else:
-        assert busy_s == pytest.approx(2 * 0.04, rel=0.1) and starved_s == 0.0
-
-
 @pytest.mark.parametrize("live", [True, False])
 @three_attempts
 def test_with_workers_time_and_cpu_of_a_batch_are_seen_from_outside(live: bool) -> None:

@@ -69,7 +69,7 @@ class Watch:
         self._cpu_s: float | None = None
         self._unread = 0
         self._cpu_due_s, self._cpu_every_s = float("inf"), FIRST_CPU_S
-        self._quick, self._cpu_frac, self._thread_cpu_s, self._slow = 0, 1.0, 0.0, False
+        self._quick, self._cpu_frac, self._thread_cpu_s = 0, 1.0, 0.0
         self._memory = WorkerMemory()
         self.startup_s = 0.0
         self.fetch: Callable[[Callable[[], Any]], Any] = self._fetch_from_workers if workers else self._fetch_here
@@ -79,7 +79,7 @@ class Watch:
         """From now on batches come from `iterator`, which has just been made or is already running."""
         self.end()
         self._last_s = self._waited_s = None
-        self._quick, self._slow = 0, True
+        self._quick = 0
         # Weak: whoever drops the iterator ends it.
         self._running = weakref.ref(iterator) if self._workers else None
 
@@ -96,24 +96,18 @@ class Watch:
     def _fetch_from_workers(self, take: Callable[[], Any]) -> Any:
         """Return the next batch, which the workers of an iterator compute."""
         wall, counters, last_s = self._clock.wall, self.counters, self._last_s
-        there = self._there() if self._slow else None
         begin_s = wall()
         batch = take()
         self._last_s = now_s = wall()
         self._since_wait += 1
-        was_ready = there is not None and now_s - begin_s > BLOCKED_S and self._was_among(there)
-        if now_s - begin_s > BLOCKED_S and not was_ready:
+        if now_s - begin_s > BLOCKED_S:
             self._waited(now_s)
         service_s = self._service_s or 0.0
         counters.computed(service_s, 0.0, batch)
         if last_s is None:
             self._meet(now_s)
             return batch
-        self._slow = now_s - last_s > QUICK_S
-        # What passes with a batch that is made is the sampler's time, or that of handing it over: no worker's.
-        fed_s = now_s - begin_s if was_ready else 0.0
-        counters.starved_s += self._workers * fed_s
-        counters.blocked_s += max(0.0, self._workers * (now_s - last_s - fed_s) - service_s)
+        counters.blocked_s += max(0.0, self._workers * (now_s - last_s) - service_s)
         self._unread += 1
         if now_s >= self._cpu_due_s:
             self._count_cpu()
@@ -182,20 +176,6 @@ class Watch:
             counters.busy_s = max(counters.busy_s, counters.cpu_s)
         pids = [process.pid for process in self._processes]
         return counters.reading(self._queued(), capacity, self._memory.read(pids))
-
-    def _there(self) -> tuple[int, int] | None:
-        """Return how many finished batches lie in the queue, and how many were taken out; None if nobody knows."""
-        iterator = self._running() if self._running is not None else None
-        try:
-            taken = iterator._send_idx - iterator._tasks_outstanding  # type: ignore[union-attr]
-            return int(iterator._data_queue.qsize()), int(taken)  # type: ignore[union-attr]
-        except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):  # as for `_queued`
-            return None
-
-    def _was_among(self, there: tuple[int, int]) -> bool:
-        """Return whether a fetch took out of the queue nothing but what lay there before it."""
-        now, (lay, taken) = self._there(), there
-        return now is not None and now[1] - taken <= lay
 
     def _queued(self) -> int:
         iterator = self._running() if self._running is not None else None
