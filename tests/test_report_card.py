@@ -74,12 +74,6 @@ def test_a_note_is_what_to_do_next() -> None:
     assert end_card(build_report(run(), note="wrap the source in a ParallelMapper")).endswith("in a ParallelMapper")
 
 
-def test_where_the_model_is_the_limit_a_note_is_not_all_that_is_said() -> None:
-    do = build_report(run(model_s=0.5), note="arrays are sliced in memory").next
-    assert re.fullmatch(r"nothing to change: .*: the model is the limit; arrays are sliced in memory", do)
-    assert build_report(run(mode="observe"), note="a generator").next.startswith("a generator")
-
-
 def test_a_last_change_that_came_late_is_told_as_that() -> None:
     assert build_report(run(seconds=1.0)).next.endswith("nothing can be said about so few steps")
     summary = run()

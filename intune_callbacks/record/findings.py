@@ -215,10 +215,6 @@ def _next(
     # What feeds a live stage, and the line that gives it workers; nothing was measured that could promise a gain.
     fed = f"\n{last[0].line}" if last and last[0].kind == "serial" and last[0].line else ""
     if note:
-        # What would have it tuned brings nothing while the model is the limit: that is said first.
-        fed_well = summary.changes == 0 and verdict == "compute-bound" and [one.kind for one in last[:1]] == ["model"]
-        if fed_well and advised is None:
-            return f"nothing to change: {last[0].sentence}; {note}"
         return "\n".join([note, *_pasted(advised)])
     if summary.frozen:
         return "the allocation stayed where it was; please report the error above"

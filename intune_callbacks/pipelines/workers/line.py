@@ -104,7 +104,7 @@ class Line:
     def fail(self, error: BaseException) -> None:
         """End with the error of the source: behind all that was pulled, or where a stock loader would meet it."""
         self.exhausted = True
-        if self.hold.window:
+        if self.ordered and self.hold.window:
             self._failed = error
             return
         self.results[self.pulled], self.hold = (Raised(error), None), Hold(self.pulled)
