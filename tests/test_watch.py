@@ -18,7 +18,6 @@ from watched_runs import TESTS, Run
 
 from intune_callbacks import cli
 from intune_callbacks.errors import install_line
-from intune_callbacks.record.process import this_process
 from intune_callbacks.record.running import Job
 from intune_callbacks.show.watch_view import line
 
@@ -195,26 +194,6 @@ def test_ctrl_c_is_an_end_like_another(tmp_path: Path, start: Any) -> None:
     watch.see("step ")
     watch.process.send_signal(signal.SIGINT)
     assert "Traceback" not in watch.end()
-
-
-@pytest.mark.skipif(this_process() is None, reason="no /proc: nobody can say whether a process is gone")
-@pytest.mark.parametrize("is_running", [True, False], ids=["while-watched", "before"])
-def test_a_job_that_was_killed_has_ended_without_a_report(is_running: bool, tmp_path: Path, start: Any) -> None:
-    run = start(tmp_path / "run").decide(3)
-    watch = Watch(run.folder) if is_running else None
-    if watch is not None:
-        watch.see("step ")
-    run.process.kill()  # nobody has waited for it: it is still listed
-    watch = watch or Watch(run.folder, "--wait", "0")
-    shown = watch.end(0 if is_running else 1)
-    assert f"the run in {run.folder} has ended without a report" in shown
-    assert f"intune report {run.folder}" in shown and "report.json" not in shown
-
-
-def test_a_run_that_ended_before_its_first_decision(tmp_path: Path, start: Any, capsys: Any) -> None:
-    start(tmp_path / "run").end()
-    assert cli.main(["watch", str(tmp_path / "run"), "--wait", "0"]) == 1
-    assert "only a run that has ended in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["deleted", "appended"])

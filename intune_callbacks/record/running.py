@@ -10,7 +10,6 @@ from typing import Any
 
 from intune_callbacks.measure.verdict import Verdict, settle
 from intune_callbacks.record.history import HISTORY, OF_WINDOW, Tail, allocation_in
-from intune_callbacks.record.process import is_gone
 from intune_callbacks.record.report import REPORT
 from intune_callbacks.types import Observation, Resources, Stage, StageRates
 from intune_callbacks.words import number
@@ -44,18 +43,12 @@ class Rank:
         self._tail = Tail(folder / HISTORY)
 
     @property
-    def has_report(self) -> bool:
+    def is_over(self) -> bool:
         """True when the report is newer than the last decision: the run has ended, and no other one has begun."""
         try:
             return (self.folder / REPORT).stat().st_mtime_ns >= self._tail.path.stat().st_mtime_ns
         except OSError:
             return False
-
-    @property
-    def is_over(self) -> bool:
-        """True when there is its report, or the process that wrote the last decision is known to be gone."""
-        # In this order: a process that ends in between has written its report.
-        return (bool(self.decisions) and is_gone(self.decisions[-1].get("process"))) or self.has_report
 
     @property
     def modified_s(self) -> float | None:
@@ -108,14 +101,8 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """True when every rank has written its report, or cannot write one any more."""
+        """True when every rank has written its report."""
         return bool(self.ranks) and all(rank.is_over for rank in self.ranks)
-
-    @property
-    def was_too_short(self) -> bool:
-        """True when there is a report and no decision."""
-        reports = (self.folder / REPORT, *self.folder.glob(f"rank*/{REPORT}"))
-        return not self.ranks and any(path.is_file() for path in reports)
 
     def read(self) -> list[tuple[Rank, dict[str, Any]]]:
         """Return the decisions that were written since the last call."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from intune_callbacks.config import number_problem
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.record.files import nearest_folder
-from intune_callbacks.record.report import REPORT
-from intune_callbacks.record.running import Job, Rank
+from intune_callbacks.record.running import Job
 from intune_callbacks.show.watch_view import line, live, view
 from intune_callbacks.words import wrapped
 
@@ -24,7 +21,7 @@ PERIOD_S = 0.5
 
 
 def watch(folder: Path, *, wait_s: float = 300.0) -> int:
-    """Show what a job's tuner sees and does until the job has written its report, is gone without one, or Ctrl+C.
+    """Show what a job's tuner sees and does until the job has written its report, or Ctrl+C.
 
     On a terminal the view is redrawn in place; elsewhere each new decision is one line. A decision is in the history
     when its effect is known, that is at the next one.
@@ -65,7 +62,8 @@ def _met(job: Job, wait_s: float) -> bool:
         if job.has_begun:
             return True
         if not said:
-            _say(f"{_found(job)}; waiting up to {wait_s:g} s for a running job, Ctrl+C ends")
+            found = "only a run that has ended" if job.is_over else "no decision yet"
+            _say(f"{found} in {job.folder}; waiting up to {wait_s:g} s for a running job, Ctrl+C ends")
             said = True
         left_s = until_s - time.monotonic()
         if left_s <= 0:
@@ -75,15 +73,6 @@ def _met(job: Job, wait_s: float) -> bool:
             )
             return False
         time.sleep(min(PERIOD_S, left_s))
-
-
-def _found(job: Job) -> str:
-    """Return what is in the folder of a job that does not run."""
-    if job.is_over and (gone := [rank for rank in job.ranks if not rank.has_report]):
-        return _without_report(job, gone)
-    if job.is_over or job.was_too_short:
-        return f"only a run that has ended in {job.folder}{', before its first decision' * job.was_too_short}"
-    return f"no decision yet in {job.folder}"
 
 
 def _show_lines(job: Job) -> None:
@@ -112,17 +101,7 @@ def _show_live(job: Job) -> None:
 
 
 def _say_end(job: Job) -> None:
-    if reports := [str(rank.folder / REPORT) for rank in job.ranks if rank.has_report]:
-        _say(f"the job has ended; its report is in {', '.join(reports)}")
-    if gone := [rank for rank in job.ranks if not rank.has_report]:
-        _say(_without_report(job, gone))
-
-
-def _without_report(job: Job, gone: Sequence[Rank]) -> str:
-    return (
-        f"the run in {', '.join(str(rank.folder) for rank in gone)} has ended without a report, its process is gone; "
-        f"what it wrote until then: intune report {shlex.quote(str(job.folder))}"
-    )
+    _say(f"the job has ended; its report is in {', '.join(str(rank.folder / 'report.json') for rank in job.ranks)}")
 
 
 def _say(text: str) -> None:
