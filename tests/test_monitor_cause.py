@@ -233,18 +233,6 @@ def test_processes_that_keep_one_cpu_busy_are_no_threads() -> None:
     assert cause.kind == "storage"
 
 
-def test_too_few_files() -> None:
-    hint = Hint("interleave has 8 workers for 3 files", kind="files", stage="interleave")
-    seen = window((stage("interleave", 8, kind="io", knob=INTERLEAVE), rate(0.08, 0.001)))
-    (cause,) = causes(seen, Evidence((hint,)))
-    assert (cause.kind, cause.line) == ("files", "")
-    assert cause.sentence.startswith("interleave has 8 workers for 3 files: more workers have nothing to read")
-    assert "with twice as many expected × 1." in cause.sentence
-    assert advice(seen, Evidence((hint,))).allocation == {}
-    elsewhere = replace(hint, stage="other")
-    assert causes(seen, Evidence((elsewhere,)))[0].kind == "storage"
-
-
 def test_memory() -> None:
     veto = "70.00 GB needed with full windows, soft limit 57.60 of 64.00 GB: clipped to 57.00 GB"
     found = causes(window((stage("decode", 4), rate(0.04, 0.03))), Evidence(vetoes=("5 workers asked", veto)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cause_windows import ITERABLE, LOADER, MAP, rate, stage, window
+from cause_windows import INTERLEAVE, ITERABLE, LOADER, MAP, rate, stage, window
 
 from intune_callbacks.measure.cause import advice, causes
 from intune_callbacks.measure.evidence import Evidence
@@ -62,20 +62,6 @@ def test_what_another_thread_makes_ahead_is_not_said_to_be_made_in_the_loop() ->
     )
     assert cause.line.startswith("PyDataset(workers=2)")
     assert "makes each batch itself" in causes(seen)[0].sentence
-
-
-def test_workers_behind_a_slow_batch_are_not_said_to_wait_for_the_sampler() -> None:
-    told = "the workers of 'load' have done all that was asked of them when the training waits: for "
-    load = stage("load", 4, knob=LOADER)
-    slow = window((load, rate(0.001, 0.001, 0.02, starved=0.05, blocked=0.93)), wait=0.5)
-    assert causes(slow)[0].kind == "held" and advice(slow).allocation == {}
-    assert causes(slow)[0].sentence == (
-        f"{told}a batch that takes longer than those behind it, which a larger prefetch_factor or order='any' bridges, "
-        "or for batches to be handed over"
-    )
-    assert "order='any'" not in causes(slow, Evidence(order="any"))[0].sentence
-    starved = window((load, rate(0.001, 0.001, 0.02, starved=0.88, blocked=0.1)), wait=0.5)
-    assert causes(starved)[0].sentence == f"{told}the sampler, or for batches to be handed over"
 
 
 def test_datapipes_get_a_word_about_workers() -> None:
@@ -136,19 +122,6 @@ def test_start_up_of_workers_nobody_can_look_into() -> None:
     assert advice(seen, Evidence(whole={"epochs": 2})).persistent == ("load",)
 
 
-def test_workers_that_have_done_all_are_not_given_more() -> None:
-    """A sampler that takes 32 ms for a batch: both workers stand idle while the training waits for it."""
-    load = stage("load", 2, knob=LOADER, when="epoch")
-    seen = window((load, rate(0.002, 0.002, 0.03, starved=0.75, blocked=0.2)), period_s=0.042, wait=0.75)
-    (cause,) = causes(seen)
-    assert (cause.kind, cause.line, cause.gain) == ("serial", "", 1.0)
-    assert cause.sentence == (
-        "the workers of 'load' have done all that was asked of them when the training waits: for the sampler, or for "
-        "batches to be handed over"
-    )
-    assert advice(seen).allocation == {}
-
-
 STARVED = Hint("worker 0 of 8 delivered everything", "DataLoader(num_workers=1)  # was 8", "shards", "load")
 
 
@@ -206,3 +179,15 @@ def test_no_prefetch_is_one_after_the_other() -> None:
     assert "prefetch" not in [c.kind for c in reads]
     there = window(parts, (Stage("prefetch", "memory", "items", 1, 64, 2), rate(0.0, 0.0)), wait=0.5)
     assert "prefetch" not in [c.kind for c in causes(there, Evidence((hint,)))]
+
+
+def test_too_few_files() -> None:
+    hint = Hint("interleave has 8 workers for 3 files", kind="files", stage="interleave")
+    seen = window((stage("interleave", 8, kind="io", knob=INTERLEAVE), rate(0.08, 0.001)))
+    (cause,) = causes(seen, Evidence((hint,)))
+    assert (cause.kind, cause.line) == ("files", "")
+    assert cause.sentence.startswith("interleave has 8 workers for 3 files: more workers have nothing to read")
+    assert "with twice as many expected × 1." in cause.sentence
+    assert advice(seen, Evidence((hint,))).allocation == {}
+    elsewhere = replace(hint, stage="other")
+    assert causes(seen, Evidence((elsewhere,)))[0].kind == "storage"

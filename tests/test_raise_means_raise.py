@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from busy_machine import three_attempts
 from raises import Rate, bursts, rises_again, steady
 
 tf = pytest.importorskip("tensorflow")
 torch = pytest.importorskip("torch")
 tn = pytest.importorskip("torchdata.nodes")
+from sleeping_files import sleeping_files  # noqa: E402
 from tensorflow.python.data.experimental.ops import testing  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler  # noqa: E402
 
@@ -61,15 +61,6 @@ def sleeping_rows() -> Any:
     return rows().apply(testing.sleep(5000))
 
 
-def sleeping_files(files: int, cycle: int, workers: int) -> Any:
-    """Files of a long interleave whose reads sleep in C++; with 16 of them all are open after a moment."""
-
-    def read(number):
-        return tf.data.Dataset.range(MANY // files).apply(testing.sleep(5000))
-
-    return tf.data.Dataset.range(files).interleave(read, cycle_length=cycle, num_parallel_calls=workers)
-
-
 def few_batches() -> Any:
     options = tf.data.Options()
     options.experimental_optimization.map_and_batch_fusion = True
@@ -99,50 +90,6 @@ def test_tfdata(kind: str, native: tf_native.Native) -> None:
         return pipeline, iter(pipeline.dataset)
 
     rises_again(build, *rest)
-
-
-@three_attempts
-@pytest.mark.parametrize("warm", [False, True], ids=["", "warm start"])
-def test_an_interleave_without_input(warm: bool, native: tf_native.Native) -> None:
-    """Two threads and all files open: TensorFlow starts no third one. Ours were told of; with a warm start they are not
-    there, and nobody says that they are before the next iterator."""
-    dataset, rates = sleeping_files(16, 8, 2), []
-    options = tf.data.Options()
-    options.experimental_warm_start = warm
-    pipeline = DatasetPipeline(dataset.with_options(options), clock=Clock())
-    for _ in range(2):
-        stream = iter(pipeline.dataset)
-        for _ in range(20):
-            next(stream)
-        time.sleep(0.05)
-        (stage,) = pipeline.resize({}) and pipeline.stages()[:1]
-        before = steady(80, 40)(stream) if stage.current == 2 else 0.0
-        raised = pipeline.resize({"read": 8})["read"]
-        assert raised == pipeline.stages()[0].current == (stage.current if stage.when == "epoch" else 8)
-        rates.append((stage.current, stage.when, before, steady(80, 40)(stream)))
-    pipeline.close()
-    (first, second) = rates
-    assert (first[:2], second[:2]) == ((2, "epoch" if warm else "now"), (8, "now"))
-    assert second[3] > 1.5 * first[2]
-    assert warm or first[3] > 1.5 * first[2]
-
-
-def test_an_interleave_whose_threads_have_not_begun_is_saved_and_goes(native: tf_native.Native, tmp_path: Path) -> None:
-    """TensorFlow waits for all of its threads, also for those that we hold back: when it saves, and when it ends."""
-    stock = [int(x) for x in sleeping_files(4, 4, 1).take(60)]
-    pipeline = DatasetPipeline(sleeping_files(4, 4, 1), clock=Clock())
-    stream = iter(pipeline.dataset)
-    begun = [int(next(stream)) for _ in range(8)]
-    path = tf.train.Checkpoint(it=stream).write(str(tmp_path / "state"))
-    assert pipeline.resize({})["read"] == 1
-    assert begun + [int(next(stream)) for _ in range(52)] == stock
-    restored = iter(pipeline.dataset)
-    tf.train.Checkpoint(it=restored).read(path).assert_consumed()
-    assert [int(next(restored)) for _ in range(20)] == stock[8:28]
-    ending = iter(pipeline.dataset)
-    next(ending)
-    del ending
-    pipeline.close()
 
 
 def test_tfdata_parallel_batches(native: tf_native.Native) -> None:

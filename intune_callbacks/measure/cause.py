@@ -11,7 +11,6 @@ from intune_callbacks.measure.measured import LONG_WAIT_S, READS, Measured
 from intune_callbacks.measure.other_causes import entries, if_it_pays
 from intune_callbacks.measure.predict import (
     LEAST_GAIN,
-    OWN_PROCESSES,
     WAITS,
     Advice,
     advise,
@@ -158,13 +157,6 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if stage.sequential or stage.high <= 1:
         each = f"{name} takes {moment(batch_s)} for each batch and does one item at a time"
         return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
-    if rate.busy_frac < IDLE and stage.knob.startswith(OWN_PROCESSES) and rate.starved_frac > rate.busy_frac:
-        done = f"the workers of {name} have done all that was asked of them when the training waits"
-        if rate.blocked_frac > rate.starved_frac:  # the window is full: indices they have had, and may make no more
-            bridges = "a larger prefetch_factor" + (" or order='any'" if known.order == "same" else "")
-            slow = f"a batch that takes longer than those behind it, which {bridges} bridges"
-            return Cause("held", stage.name, f"{done}: for {slow}, or for batches to be handed over")
-        return Cause("serial", stage.name, f"{done}: for the sampler, or for batches to be handed over")
     if rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac):
         idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
         before = _fed_by(seen, known)

@@ -263,7 +263,7 @@ def _found(summary: Report) -> str:
 def _unchanged(summary: Report, last: Sequence[Cause], fed: str) -> str:
     if last and last[0].kind == "shards" and last[0].line:
         return f"paste what is below, or give each worker a shard\n{last[0].line}"
-    if last and last[0].kind in ("order", "shards", "held"):
+    if last and last[0].kind in ("order", "shards"):
         return last[0].sentence
     if fed:
         return f"paste what is below, for {last[0].sentence}{fed}"
