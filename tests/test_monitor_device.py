@@ -224,6 +224,27 @@ def test_of_short_steps_a_random_part_is_measured(together: bool) -> None:
     assert 50 * gpu.now_s < len(made) < 400 * gpu.now_s
 
 
+@pytest.mark.parametrize("step_s", [0.002, 0.02])
+def test_where_calls_of_cuda_are_slow_fewer_fetches_are_measured(step_s: float) -> None:
+    gpu, calls, exposed_s = Gpu(), 0, 0.0
+
+    class SlowEvent(FakeEvent):
+        def record(self) -> None:
+            nonlocal calls
+            calls, gpu.now_s = calls + 1, gpu.now_s + 0.0005
+            super().record()
+
+    wait = CudaWait(lambda: SlowEvent(gpu), gpu.clock())
+    for number in range(20_000):
+        gpu.now_s += step_s / 2
+        wait.fetch_begin()
+        gpu.now_s += step_s if number % 4 == 0 else 0.0
+        wait.fetch_end()
+        exposed_s += step_s if number % 4 == 0 else 0.0
+    assert calls * 0.0005 < 0.02 * gpu.now_s
+    assert wait.read() == pytest.approx(exposed_s, rel=0.1)
+
+
 @pytest.mark.parametrize("kernel_s", [0.001, 0.004])
 def test_each_second_tells_of_few_long_fetches_among_many_short_ones(kernel_s: float) -> None:
     """Storage that stalls for half a second every 256 steps: the GPU waits for it, or has as much work queued."""

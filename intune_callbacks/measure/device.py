@@ -9,6 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from random import Random
+from statistics import median
 from typing import Any, Protocol
 
 from intune_callbacks.types import Clock
@@ -16,11 +17,12 @@ from intune_callbacks.types import Clock
 __all__ = ["CudaWait", "Event", "GpuProbe", "cuda_wait"]
 
 
-EVERY_S, SHORTEST_S, KEEP, LATELY_S = 0.005, 1e-5, 0.9, 0.1
-"""On average one fetch in so many seconds is measured, which takes five calls of CUDA. A choice: on a virtual machine
-these took 60 us, a hundredth of that; and two hundred a second tell a share. No step is shorter than the second one.
-How long one takes is a mean of the last ten or so that were measured; which share of a wait is exposed, of so many
-seconds of it that were measured last, or of a single longer fetch."""
+EVERY_S, COST_SHARE, COSTS, SHORTEST_S, KEEP, LATELY_S = 0.005, 0.01, 9, 1e-5, 0.9, 0.1
+"""On average one fetch in so many seconds is measured: two hundred a second tell a share. Or fewer, for it takes five
+calls of CUDA, 60 us on one virtual machine and several times that on another: no more than a hundredth of the time goes
+there, by the median of the last nine. No step is shorter than the fourth number. How long one takes is a mean of the
+last ten or so that were measured; which share of a wait is exposed, of so many seconds of it that were measured last,
+or of a single longer fetch."""
 
 
 class GpuProbe:
@@ -82,9 +84,10 @@ class CudaWait:
     (the name of Ray Data's panel). The gap is read a step or more later, once the second event is done; nothing here
     ever synchronizes.
 
-    Where steps are short, some fetches are measured, drawn at random: which are measured must not depend on how long
-    they take. Of what was waited in the others the same share is exposed. How long that was is known: were a fetch that
-    is measured to stand for so many others, a few long ones among many short would make the sum a matter of luck.
+    Where steps are short or CUDA's calls slow, some fetches are measured, drawn at random: which are measured must not
+    depend on how long they take. Of what was waited in the others the same share is exposed. How long that was is known:
+    were a fetch that is measured to stand for so many others, a few long ones among many short would make the sum a
+    matter of luck.
 
     An error of CUDA ends the measurement and is left to the training to report.
 
@@ -106,6 +109,7 @@ class CudaWait:
         self._exposed_wait_s = self._skipped_s = 0.0
         self.skips = 0
         self._fetches, self._last_s = 1, self._now()
+        self._begin_cost_s, self._costs_s = 0.0, deque[float](maxlen=COSTS)
         # Seconds and steps; seconds that were waited in measured fetches, and exposed ones among them.
         self._lately, self._measured = (0.0, 0.0), (0.0, 0.0)
 
@@ -113,13 +117,16 @@ class CudaWait:
         """The loop asks for the next batch: all work of the last one is queued, and of what else it did since."""
         if self._make_event is None:
             return
+        now_s = self._now()
         if not self.skips:
             try:
                 self._work_end = self._work_end or self._make_event()
                 self._work_end.record()
             except Exception:
                 self._make_event = None
-        self._fetch_begin_s = self._now()
+            begin_s, now_s = now_s, self._now()
+            self._begin_cost_s = now_s - begin_s
+        self._fetch_begin_s = now_s
 
     def fetch_end(self) -> None:
         """The loop has its batch."""
@@ -141,6 +148,7 @@ class CudaWait:
                 self._add(now_s - begin_s, 0.0)
         except Exception:
             self._make_event = None
+        self._costs_s.append(self._begin_cost_s + self._now() - now_s)
         self._draw(self._step_s(now_s))
 
     def _step_s(self, now_s: float) -> float:
@@ -152,7 +160,7 @@ class CudaWait:
 
     def _draw(self, step_s: float) -> None:
         """Draw how many fetches to skip, so that each is measured with the same probability."""
-        share = min(1.0, step_s / EVERY_S)
+        share = min(1.0, step_s / max(EVERY_S, median(self._costs_s) / COST_SHARE))
         self.skips = 0 if share >= 1.0 else int(math.log(1.0 - self._random.random()) / math.log(1.0 - share))
         self._fetches = self.skips + 1
 
