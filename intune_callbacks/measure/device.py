@@ -85,9 +85,9 @@ class CudaWait:
     ever synchronizes.
 
     Where steps are short or CUDA's calls slow, some fetches are measured, drawn at random: which are measured must not
-    depend on how long they take. Of what was waited in the others the same share is exposed. How long that was is known:
-    were a fetch that is measured to stand for so many others, a few long ones among many short would make the sum a
-    matter of luck.
+    depend on how long they take. Of what was waited in the others the same share is exposed. How long that was is
+    known: were a fetch that is measured to stand for so many others, a few long ones among many short would make the
+    sum a matter of luck.
 
     An error of CUDA ends the measurement and is left to the training to report.
 
