@@ -238,6 +238,7 @@ class Observation:
         seam_s: the part of `elapsed_s` for starts of epochs: making the iterator, starting workers, first fetch.
         epoch_batches: batches of one epoch; None while unknown or without end.
         remaining_s: seconds the training is expected to go on; None while unknown.
+        may_change: False where it is too early for a change to pay: a policy may learn, its proposal is not looked at.
     """
 
     step: int
@@ -257,6 +258,7 @@ class Observation:
     seam_s: float = 0.0
     epoch_batches: int | None = None
     remaining_s: float | None = None
+    may_change: bool = True
 
     @property
     def allocation(self) -> Allocation:

@@ -9,6 +9,7 @@ import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work, observation
 from test_tuner import Script, starved, tuner_of
 
+from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.measure.steady import Round, round_of
 from intune_callbacks.types import Allocation, PipelineStats, Stage, StageRates, StageStats
 
@@ -49,6 +50,31 @@ def test_a_slow_pipeline_is_tuned_after_some_batches_and_not_after_the_usual_num
     later = decisions[decisions.index(first) + 1 :]
     assert later
     assert all(d.observation.batches >= 5 for d in later)
+
+
+@pytest.mark.parametrize("policy", ["dqn", "model-jump"])
+def test_a_window_after_which_it_is_too_early_is_one_of_those_before_the_first_change(policy: str) -> None:
+    """How long a stranger's epoch is may be unknown: until two seconds have passed no change can be earned back."""
+    pipeline = FakePipeline({"decode": Work(0.1)}, FakeMachine())
+    loop = FakeLoop(pipeline)
+    tuner = tuner_of(pipeline, policy=None, warmup_batches=5)
+    tuner.policy = make_policy(policy)
+    decisions = loop.run(tuner, seconds=8.0)
+    assert decisions[0].reason.startswith("only measuring") and not decisions[0].proposed
+    first = next(number for number, decision in enumerate(decisions) if decision.applied)
+    assert first == 1, [d.reason for d in decisions]
+    assert decisions[1].after["decode"] > 1
+
+
+def test_however_often_it_is_too_early_nothing_is_proposed() -> None:
+    """A run that waits little needs long to earn a change back."""
+    pipeline = FakePipeline({"decode": Work(0.1)}, FakeMachine())
+    loop = FakeLoop(pipeline, model_s=0.08)
+    decisions = loop.run(tuner_of(pipeline, policy=None, warmup_batches=5), seconds=25.0)
+    early = [decision for decision in decisions if decision.reason.startswith("only measuring")]
+    assert len(early) > 3
+    assert not any(decision.proposed for decision in early)
+    assert next(decision for decision in decisions if decision.applied) is decisions[len(early)]
 
 
 class Growing(FakePipeline):

@@ -73,6 +73,8 @@ class Dqn:
             if self._saved.get("names") == list(names):
                 # This pipeline was measured before: there is no untouched one to look at.
                 self._shell.saved, self._windows = checked_state(self._saved, len(names)), WINDOWS_BEFORE
+        if not observation.may_change and self._windows + 1 >= WINDOWS_BEFORE:
+            return Proposal(reason="only measuring")  # the last one before a change is one behind which it may be made
         if not self._counts.is_reliable(observation):
             return Proposal(reason="measuring: some stage has made too few items to be judged")
         self._windows += 1
@@ -81,7 +83,7 @@ class Dqn:
         if self._windows < WINDOWS_BEFORE:
             self._shell.act(view)
             # Only to learn.
-            if observation.elapsed_s < LONG_S:
+            if observation.elapsed_s < LONG_S or not observation.may_change:
                 return Proposal(reason=f"measuring, window {self._windows} of {WINDOWS_BEFORE}")
         (value,), (window,) = self._shell.act(view)
         if self._tuner is not None:
