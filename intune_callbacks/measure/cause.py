@@ -18,6 +18,7 @@ from intune_callbacks.measure.predict import (
     promised,
     step_s,
 )
+from intune_callbacks.measure.verdict import IDLE, is_held_up
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import amount, count, moment, percent, ratio
 
@@ -30,8 +31,6 @@ COMPUTES = 0.5
 """An item that computes for less than this share of its time waits for something. A choice: the larger part counts."""
 LEAST_READ_S = 0.0002
 """No read from a disk or a network is shorter: such a wait is for a CPU."""
-IDLE = 0.4
-"""Workers that are busy for less than this share have too little to do. A choice: less than half, with a margin."""
 ONE_CPU = (0.85, 1.1)
 """CPUs that threads use together where the GIL lets one run at a time. A choice: one, as exactly as windows show it."""
 BROUGHT_NOTHING = 1.03
@@ -96,9 +95,9 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     hint = known.hint("loader")
     wait_s = seen.period_s - seen.model_s
     if stage is None:
-        before = None if seen.workers else _fed_by(seen, known)
-        if before is not None:
-            return Cause("serial", before.stage, before.what, before.line)
+        before = [] if seen.workers else _without_workers(seen, known)
+        if before:
+            return Cause("serial", before[0].stage, before[0].what, before[0].line)
         if hint is None or not hint.line or seen.workers:
             return None
         gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
@@ -159,10 +158,16 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
     if rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac):
         idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
-        before = _fed_by(seen, known)
-        if before is not None:
-            return Cause("serial", stage.name, f"{idle}: {before.what}", before.line)
+        before = _without_workers(seen, known)
+        if before:
+            return Cause("serial", stage.name, f"{idle}: {before[0].what}", before[0].line)
         return Cause("serial", stage.name, f"{idle}, for what feeds them is slower and has no workers of its own")
+    if is_held_up(rate) and stage == limiting(seen) and stage.when == "now":  # from outside it is not known
+        wait = f"the workers of {name} wait {percent(rate.blocked_frac)} of the time until what they made is taken"
+        behind = _without_workers(seen, known)
+        if behind:
+            return Cause("serial", behind[-1].stage, f"{wait}: {behind[-1].what}", behind[-1].line)
+        return Cause("serial", "", f"{wait}: what comes behind them is slower and has no workers of its own")
     low, high = ONE_CPU
     processes = next((line for knob, line in THREADS.items() if stage.knob.startswith(knob)), "")
     in_threads = processes and processes not in stage.knob and not rate.worker_bytes and stage.current > 1
@@ -174,10 +179,10 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     return None
 
 
-def _fed_by(seen: Measured, known: Evidence) -> Hint | None:
-    """What computes one element at a time where nothing can be set while it runs, and what to write there."""
+def _without_workers(seen: Measured, known: Evidence) -> list[Hint]:
+    """What computes one element at a time where nothing can be set while it runs, and what to write there, in order."""
     live = {"", *(stage.name for stage in seen.workers)}  # without a name it is of all stages
-    return next((h for h in known.hints if h.kind in ("order", "workers") and h.line and h.stage not in live), None)
+    return [h for h in known.hints if h.kind in ("order", "workers") and h.line and h.stage not in live]
 
 
 def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:

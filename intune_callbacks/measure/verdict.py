@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from intune_callbacks.types import Observation
+from intune_callbacks.types import Observation, StageRates
 from intune_callbacks.words import percent
 
-__all__ = ["STEPS", "Verdict", "VerdictKind", "Waited", "settle"]
+__all__ = ["IDLE", "STEPS", "Verdict", "VerdictKind", "Waited", "is_held_up", "settle"]
 
 VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short", "slower than before"]
 """The last one is said of a whole run only, see `intune_callbacks.record.findings`."""
@@ -24,6 +24,11 @@ INPUT_BOUND, COMPUTE_BOUND, COMPUTE_BOUND_WITHOUT_QUEUE = 0.20, 0.10, 0.05
 full or, more carefully, where no queue can be looked at. The first two are TraceML's critical and warning values."""
 FULL_QUEUE, BUSY_TIE = 0.5, 0.05
 """From this fill on a queue stands full; stages whose busy shares differ by less are told apart by their queues."""
+IDLE = 0.4
+"""Workers that are busy for less than this share have too little to do. A choice: less than half, with a margin."""
+IN_LINE, REGULAR = 0.05, 0.8
+"""Share of the time in which finished results wait for a slower one, and variation of the items, up to which the order
+is not what fills a window: 32 ordered workers are busy for 65 % of the time with items of that variation."""
 UNEVEN = 2.0
 """Waits are uneven where their share of the whole time is larger by this factor than in most windows. A choice: the
 windows of steady work differ by less."""
@@ -155,7 +160,15 @@ def _guilty(observations: Sequence[Observation]) -> str | None:
     if most <= 0.0:
         return None
     tied = [name for name in busy if busy[name] >= most - BUSY_TIE]
-    return min(tied, key=lambda name: (_fill(observations, name), -busy[name]))
+    found = min(tied, key=lambda name: (_fill(observations, name), -busy[name]))
+    seen = [is_held_up(o.rates[found]) for o in observations if found in o.rates]
+    return None if 2 * sum(seen) > len(seen) else found
+
+
+def is_held_up(rate: StageRates) -> bool:
+    """Return whether workers have made all they may and wait until it is taken: what limits comes behind them."""
+    waits = rate.busy_frac < IDLE and rate.blocked_frac > max(rate.busy_frac, rate.starved_frac)
+    return waits and rate.queue_fill >= FULL_QUEUE and rate.held_frac <= IN_LINE and rate.service_cv <= REGULAR
 
 
 def _fill(observations: Sequence[Observation], name: str) -> float:
