@@ -181,4 +181,8 @@ def test_where_the_windows_differ_from_all_the_time_both_shares_are_said() -> No
     some = [observation(0.5, decode=(1.0, 0.0))] * 3
     assert settle(some, in_all=0.72).why == "the trainer waited 72 % of the time (50 % in most windows) on 'decode'"
     assert settle(some, in_all=0.52).why == "the trainer waited 50 % of each step on 'decode'"
+    few = settle([observation(0.02, decode=(0.1, 0.9))] * 3, in_all=0.58).why
+    assert few == (
+        "the trainer waited 58 % of the time, but 2 % in most windows: there the input pipeline is not the bottleneck"
+    )
     assert "stood idle 50 % of each step" in settle([replace(some[0], exposed_wait_frac=0.5)], in_all=0.9).why
