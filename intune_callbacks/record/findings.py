@@ -51,7 +51,8 @@ def build_report(
     """
     known = _evidence(summary)
     before, after = (_measured(side.measured, known.whole) for side in (summary.before, summary.after))
-    first, last = (causes(_told(*side), known) for side in ((before, summary.before), (after, summary.after)))
+    first = causes(_told(before, summary.before), _then(summary, known))
+    last = causes(_told(after, summary.after), known)
     advised = _advised(summary, _advice(summary, after, known), last, after)
     is_cpu = bool(last) and last[0].kind == "cpu"
     slower, by_itself = _slower(summary, before, after)
@@ -107,6 +108,12 @@ def _evidence(summary: Report) -> Evidence:
         first={row.name: row.first for row in summary.stages if row.first is not None},
         order=summary.settings.get("order", {}).get("value", "same"),
     )
+
+
+def _then(summary: Report, known: Evidence) -> Evidence:
+    """Before the first change nothing was tried; what was tried in vain later is a reason where the run went back."""
+    kept = {row.name for row in summary.stages if row.first is not None and row.current > row.first}
+    return replace(known, tried={name: brought for name, brought in known.tried.items() if name not in kept})
 
 
 def _tried(decisions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
