@@ -49,6 +49,17 @@ def test_the_card_of_a_run_that_was_fed() -> None:
     assert max(len(line) for line in card.splitlines()) < 100
 
 
+def test_figures_of_numbers_that_a_last_change_replaced_are_said_to_be_of_those() -> None:
+    report = build_report(run())
+    decode, *others = report.stages
+    told = "measured with"
+    assert told not in end_card(report)
+    card = end_card(replace(report, stages=(replace(decode, current=decode.current + 1), *others)))
+    after = card[card.index("after  ") : card.index("whole  ")]
+    assert f"decode {decode.current + 1} · prefetch" in after.splitlines()[0]
+    assert f"\n        {told} decode {decode.current}, for the last change came shortly before the end" in after
+
+
 def test_a_loop_that_does_not_wait_is_told_that_nothing_was_changed() -> None:
     card = end_card(build_report(run(model_s=0.5)))
     assert card.startswith("InTune  COMPUTE-BOUND ")
