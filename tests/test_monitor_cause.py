@@ -212,6 +212,13 @@ def test_workers_whose_results_are_not_taken_do_not_limit() -> None:
     assert cause.kind == "storage"
 
 
+def test_what_a_loader_makes_is_called_a_batch_also_where_some_were_made_in_vain() -> None:
+    (cause,) = causes(window((stage("load", 2, knob=LOADER), rate(0.02, 0.001, items=1.4))))
+    assert cause.sentence.startswith("each batch of 'load' waits 19 ms")
+    (cause,) = causes(window((stage("read", 2, knob=MAP), rate(0.02, 0.001, items=1.4))))
+    assert cause.sentence.startswith("each item of 'read' waits 19 ms")
+
+
 def test_where_cpu_seconds_are_unknown_nothing_is_said_of_cpus() -> None:
     watched = stage("load", 2, knob=LOADER, when="epoch")
     (cause,) = causes(window((watched, rate(0.02, 0.02)), cpus=2.0))

@@ -11,6 +11,7 @@ from intune_callbacks.measure.measured import LONG_WAIT_S, READS, Measured
 from intune_callbacks.measure.other_causes import entries, if_it_pays
 from intune_callbacks.measure.predict import (
     LEAST_GAIN,
+    OWN_PROCESSES,
     WAITS,
     Advice,
     advise,
@@ -223,7 +224,9 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return None
     found = advise(seen, _most(seen, known), share=known.share, may_persist=False)
     line = _lines(seen, known, found)
-    item = f"each {'batch' if abs(rate.items_per_batch - 1.0) < 0.1 else 'item'} of {stage.name!r}"
+    # A loader's items are batches, also where some were made in vain, for an epoch was left.
+    is_batch = abs(rate.items_per_batch - 1.0) < 0.1 or stage.knob.startswith((OWN_PROCESSES, PYDATASET))
+    item = f"each {'batch' if is_batch else 'item'} of {stage.name!r}"
     if not _knows_cpu(seen, stage):
         many = count(stage.current, "worker")
         return Cause("workers", stage.name, f"{item} takes {moment(rate.service_s)} in {many}", line, found.gain)
