@@ -60,6 +60,18 @@ def test_figures_of_numbers_that_a_last_change_replaced_are_said_to_be_of_those(
     assert f"\n        {told} decode {decode.current}, for the last change came shortly before the end" in after
 
 
+def test_why_a_run_that_still_waits_counts_as_fed_is_told() -> None:
+    summary = run()
+    why = build_report(summary).why
+    told = (
+        "the trainer waited 27 % of the time, but 2 % in most windows: there the input pipeline is not the bottleneck"
+    )
+    report = build_report(replace(summary, after=replace(summary.after, wait_frac=0.27, why=told)))
+    assert report.why == f"{why}; afterwards {told}"
+    gpu = replace(summary.after, wait_frac=0.27, exposed_wait_frac=0.01, why=told)
+    assert build_report(replace(summary, after=gpu)).why == why
+
+
 def test_a_loop_that_does_not_wait_is_told_that_nothing_was_changed() -> None:
     card = end_card(build_report(run(model_s=0.5)))
     assert card.startswith("InTune  COMPUTE-BOUND ")

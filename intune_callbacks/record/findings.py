@@ -14,6 +14,7 @@ from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.outgrow import outgrow
 from intune_callbacks.measure.predict import LEAST_GAIN, Advice
+from intune_callbacks.measure.verdict import COMPUTE_BOUND, INPUT_BOUND
 from intune_callbacks.record.report import Report, Side, Span
 from intune_callbacks.record.versions import versions
 from intune_callbacks.words import SLOWER, amount, changed, count, moment, ratio, with_window
@@ -60,7 +61,7 @@ def build_report(
         verdict, why, cause, do, advised = SLOWER, slower, _because(last), _remedy(summary), None
     else:
         verdict, do = summary.after.verdict, _next(summary, note, first, last, advised)
-        why = "; ".join(filter(None, (summary.before.why, by_itself)))
+        why = "; ".join(filter(None, (summary.before.why, by_itself, _afterwards(summary))))
         cause = _because(first) if summary.before.verdict == "input-bound" else ""
     return replace(
         summary,
@@ -108,6 +109,14 @@ def _evidence(summary: Report) -> Evidence:
         first={row.name: row.first for row in summary.stages if row.first is not None},
         order=summary.settings.get("order", {}).get("value", "same"),
     )
+
+
+def _afterwards(summary: Report) -> str:
+    """Why a run that was changed does not wait any more, where the share that is told beside it looks otherwise."""
+    side = summary.after
+    least = {"compute-bound": COMPUTE_BOUND, "balanced": INPUT_BOUND}.get(side.verdict, math.inf)
+    is_told = summary.changes and side.exposed_wait_frac is None and (side.wait_frac or 0.0) >= least
+    return f"afterwards {side.why}" if is_told else ""
 
 
 def _then(summary: Report, known: Evidence) -> Evidence:
