@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intune_callbacks.measure.verdict import Verdict, settle
+from intune_callbacks.session.metrics import metrics
 from intune_callbacks.types import Observation, Resources, Stage, StageRates
 
 RESOURCES = Resources(cpus=4.0, memory_limit_bytes=1 << 30, memory_used_bytes=1 << 20)
@@ -34,6 +35,7 @@ def observation(
         model_s=(1 - wait_frac) * 10 / max(batches, 1),
         stages=(
             *(Stage(name, "cpu", "workers", 1, 8, 2) for name in stages),
+            *(Stage(f"{name}.window", "memory", "items", 1, 8, 2, window_of=name) for name in stages),
             Stage("prefetch", "memory", "items", 1, 8, 2),
         ),
         rates={
@@ -175,6 +177,14 @@ def test_headroom_is_finite_and_grows_with_the_wait(one: float, other: float, bu
     small, large = (verdict(observation(wait, decode=(busy, 0.5))) for wait in (low, high))
     assert 0 <= small.headroom <= large.headroom <= 1001
     assert verdict(observation(0.5)).headroom == 1.0
+
+
+def test_the_fill_of_a_stage_without_a_window_says_nothing() -> None:
+    seen = observation(0.03, decode=(0.5, 0.0))
+    assert verdict(seen).kind == "balanced"
+    alone = replace(seen, stages=tuple(stage for stage in seen.stages if stage.window_of is None))
+    assert verdict(alone).kind == "compute-bound"
+    assert "intune/queue_fill/decode" in metrics(seen) and "intune/queue_fill/decode" not in metrics(alone)
 
 
 def test_where_the_windows_differ_from_all_the_time_both_shares_are_said() -> None:

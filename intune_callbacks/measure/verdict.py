@@ -10,7 +10,7 @@ from typing import Literal
 from intune_callbacks.types import Observation, StageRates
 from intune_callbacks.words import percent
 
-__all__ = ["IDLE", "STEPS", "Verdict", "VerdictKind", "Waited", "is_held_up", "settle"]
+__all__ = ["COMPUTE_BOUND", "IDLE", "INPUT_BOUND", "STEPS", "Verdict", "VerdictKind", "Waited", "is_held_up", "settle"]
 
 VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short", "slower than before"]
 """The last one is said of a whole run only, see `intune_callbacks.record.findings`."""
@@ -140,7 +140,8 @@ def _judge(observations: Sequence[Observation], waited: float | None, in_all: fl
         why = f"{who} {link} {stage!r}" if stage else f"{who} {'waiting ' if on_gpu else ''}for data"
         return Verdict("input-bound", stage, headroom, why)
     judged = _judged(observations)
-    fill = _fill(observations, judged[-1]) if judged else None
+    has_window = bool(judged) and any(stage.window_of == judged[-1] for stage in observations[-1].stages)
+    fill = _fill(observations, judged[-1]) if has_window else None
     if fill is None or on_gpu:  # a loop that runs ahead of the GPU empties every queue
         compute_bound = wait_frac < COMPUTE_BOUND_WITHOUT_QUEUE
     else:
