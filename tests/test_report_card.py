@@ -101,7 +101,12 @@ def test_a_last_change_that_came_late_is_told_as_that() -> None:
     assert build_report(run(seconds=1.0)).next.endswith("nothing can be said about so few steps")
     summary = run()
     late = replace(summary, after=replace(summary.after, verdict="too short", measured=None))
-    assert build_report(late).next == "train longer: too few steps came behind the last change to say what it brought"
+    few = "too few steps came behind the last change to say what it brought"
+    assert build_report(late).next == f"train longer: {few}"
+    assert "INPUT-BOUND -> TOO SHORT" in end_card(build_report(late))
+    fed = build_report(replace(late, before=replace(late.before, verdict="compute-bound", stage=None)))
+    assert fed.next == f"keep your own numbers: {few}"  # more steps would not make it faster
+    assert end_card(fed).startswith("InTune  COMPUTE-BOUND  ") and "TOO SHORT" not in end_card(fed)
 
 
 def test_a_frozen_run_says_why() -> None:

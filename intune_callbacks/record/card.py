@@ -9,6 +9,7 @@ from pathlib import Path
 
 from intune_callbacks.measure.advice import PERSISTENT
 from intune_callbacks.measure.predict import WAITS, promised
+from intune_callbacks.measure.verdict import FED
 from intune_callbacks.record.report import NOT_KNOWN, REPORT, Report, Side, Span, StageRow
 from intune_callbacks.words import (
     ARROW,
@@ -115,8 +116,10 @@ def headline(report: Report) -> str:
     """Return the verdict: at first and at last, once if they are the same; before all that a run became slower."""
     if report.verdict == SLOWER:
         return SLOWER.upper()
-    first, last = report.before.verdict.upper(), report.after.verdict.upper()
-    return first if first == last else f"{first}{ARROW}{last}"
+    first, last = report.before.verdict, report.after.verdict
+    if last == "too short" and first in FED:  # it was fast enough, and not for want of steps
+        last = first
+    return (first if first == last else f"{first}{ARROW}{last}").upper()
 
 
 def in_short(report: Report) -> str:

@@ -14,7 +14,7 @@ from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.outgrow import outgrow
 from intune_callbacks.measure.predict import LEAST_GAIN, Advice
-from intune_callbacks.measure.verdict import COMPUTE_BOUND, INPUT_BOUND
+from intune_callbacks.measure.verdict import COMPUTE_BOUND, FED, INPUT_BOUND
 from intune_callbacks.record.report import Report, Side, Span
 from intune_callbacks.record.versions import versions
 from intune_callbacks.words import SLOWER, amount, changed, count, moment, ratio, with_window
@@ -236,6 +236,8 @@ def _next(
         return "the allocation stayed where it was; please report the error above"
     if verdict == "too short":
         if summary.changes:
+            if summary.before.verdict in FED:
+                return "keep your own numbers: too few steps came behind the last change to say what it brought"
             return "train longer: too few steps came behind the last change to say what it brought"
         return "train longer: nothing can be said about so few steps"
     if advised is None and (mode != "tune" or not summary.changes):

@@ -157,8 +157,9 @@ class Fit(TunedFit):
         if exposed_s is not None:
             logged["intune/exposed_wait_frac"] = min(1.0, _ratio(exposed_s - self._epoch_exposed_s, active_s))
             self._epoch_exposed_s = exposed_s
-        fills = {name: min(1.0, _ratio(reading.queued, reading.capacity)) for name, reading in counters.items()}
-        logged |= stage_metrics(stages, fills)
+        logged |= stage_metrics(stages)
+        for name, reading in counters.items():
+            logged[f"intune/queue_fill/{name}"] = min(1.0, _ratio(reading.queued, reading.capacity))
         self._epoch, self._epoch_steps, self._epoch_samples = totals, steps, samples
         # Those of a later epoch may be others, as of stages that could be tuned from then on only: columns of several
         # lengths, of which pandas makes no table.

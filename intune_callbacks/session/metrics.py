@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from intune_callbacks.decide.reward import worth
 from intune_callbacks.types import Observation, Stage
@@ -22,17 +22,18 @@ def metrics(seen: Observation) -> dict[str, float]:
     }
     if seen.exposed_wait_frac is not None:
         logged["intune/exposed_wait_frac"] = seen.exposed_wait_frac
-    return logged | stage_metrics(seen.stages, {name: rates.queue_fill for name, rates in seen.rates.items()})
+    logged |= stage_metrics(seen.stages)
+    for name, rates in seen.rates.items():
+        logged[f"intune/queue_fill/{name}"] = rates.queue_fill
+    return logged
 
 
-def stage_metrics(stages: Sequence[Stage], fills: Mapping[str, float]) -> dict[str, float]:
-    """Return what is logged of the stages' values, and of those that have a window, the share of it that was full."""
+def stage_metrics(stages: Sequence[Stage]) -> dict[str, float]:
+    """Return what is logged of the stages' values."""
     logged = {}
     for stage in stages:
         kind = "workers" if stage.unit == "workers" else "window"
         logged[f"intune/{kind}/{stage.window_of or stage.name}"] = float(stage.current)
-        if stage.window_of is not None and stage.window_of in fills:
-            logged[f"intune/queue_fill/{stage.window_of}"] = fills[stage.window_of]
         if stage.delivering is not None:
             logged[f"intune/delivering/{stage.name}"] = float(stage.delivering)
     return logged
