@@ -19,7 +19,7 @@ from intune_callbacks.measure.predict import (
     promised,
     step_s,
 )
-from intune_callbacks.measure.verdict import IDLE, is_held_up
+from intune_callbacks.measure.verdict import is_held_up, is_starved
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import amount, count, moment, percent, ratio
 
@@ -157,7 +157,7 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if stage.sequential or stage.high <= 1:
         each = f"{name} takes {moment(batch_s)} for each batch and does one item at a time"
         return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
-    if rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac):
+    if is_starved(rate):
         idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
         before = _without_workers(seen, known)
         if before:

@@ -10,12 +10,24 @@ from typing import Literal
 from intune_callbacks.types import Observation, StageRates
 from intune_callbacks.words import percent
 
-__all__ = ["COMPUTE_BOUND", "IDLE", "INPUT_BOUND", "STEPS", "Verdict", "VerdictKind", "Waited", "is_held_up", "settle"]
+__all__ = [
+    "COMPUTE_BOUND",
+    "FED",
+    "IDLE",
+    "INPUT_BOUND",
+    "STEPS",
+    "Verdict",
+    "VerdictKind",
+    "Waited",
+    "is_held_up",
+    "settle",
+]
 
 VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short", "slower than before"]
 """The last one is said of a whole run only, see `intune_callbacks.record.findings`."""
 
-
+FED = ("compute-bound", "balanced")
+"""Verdicts of which none asks for a faster input."""
 STEPS, LONG_STEPS, LONG_S = 20, 8, 15.0
 """Fewest steps a verdict rests on, and where they took so many seconds together: in a step of seconds no noise hides a
 wait. 20 is the value of TraceML (https://github.com/traceopt-ai/traceml); SPDL also discards about 20 steps."""
@@ -140,12 +152,12 @@ def _judge(observations: Sequence[Observation], waited: float | None, in_all: fl
         why = f"{who} {link} {stage!r}" if stage else f"{who} {'waiting ' if on_gpu else ''}for data"
         return Verdict("input-bound", stage, headroom, why)
     judged = _judged(observations)
+    fill = _fill(observations, judged[-1]) if judged else None
+    # What a stage without a window of its own has in hand is little: it may be empty, and the stage fast enough.
     has_window = bool(judged) and any(stage.window_of == judged[-1] for stage in observations[-1].stages)
-    fill = _fill(observations, judged[-1]) if has_window else None
-    if fill is None or on_gpu:  # a loop that runs ahead of the GPU empties every queue
-        compute_bound = wait_frac < COMPUTE_BOUND_WITHOUT_QUEUE
-    else:
-        compute_bound = wait_frac < COMPUTE_BOUND and fill >= FULL_QUEUE
+    compute_bound = wait_frac < COMPUTE_BOUND_WITHOUT_QUEUE and (not has_window or on_gpu)
+    if fill is not None and not on_gpu:  # a loop that runs ahead of the GPU empties every queue
+        compute_bound = compute_bound or (wait_frac < COMPUTE_BOUND and fill >= FULL_QUEUE)
     if compute_bound:
         return Verdict("compute-bound", None, headroom, f"{meets} the input pipeline is not the bottleneck")
     return Verdict("balanced", None, headroom, f"{meets} input and model are about equally fast")
@@ -165,8 +177,13 @@ def _guilty(observations: Sequence[Observation]) -> str | None:
         return None
     tied = [name for name in busy if busy[name] >= most - BUSY_TIE]
     found = min(tied, key=lambda name: (_fill(observations, name), -busy[name]))
-    seen = [is_held_up(o.rates[found]) for o in observations if found in o.rates]
+    seen = [is_held_up(rate) or is_starved(rate) for o in observations if (rate := o.rates.get(found)) is not None]
     return None if 2 * sum(seen) > len(seen) else found
+
+
+def is_starved(rate: StageRates) -> bool:
+    """Return whether workers have too little to do: what limits feeds them."""
+    return rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac)
 
 
 def is_held_up(rate: StageRates) -> bool:
