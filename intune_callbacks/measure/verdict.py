@@ -13,13 +13,13 @@ from intune_callbacks.words import percent
 __all__ = [
     "COMPUTE_BOUND",
     "FED",
-    "IDLE",
     "INPUT_BOUND",
     "STEPS",
     "Verdict",
     "VerdictKind",
     "Waited",
     "is_held_up",
+    "is_starved",
     "settle",
 ]
 
