@@ -155,6 +155,15 @@ def test_workers_that_stay_as_they_are(loader: Callable[[], Any], told: str) -> 
     (hint,) = find(loader()).hints
     assert (hint.kind, hint.stage, hint.line) == ("order", "load", "")
     assert hint.what.startswith(told) and "it is yours to set" in hint.what
+    # What makes the workers of the one live, with the order kept, has no place in the other.
+    assert ("`later` around the function" in hint.what) == told.startswith("the dataset")
+
+
+@pytest.mark.parametrize(("cpus", "line"), [(2, "num_workers=1"), (8, "num_workers=4  # if the dataset gives each")])
+def test_a_single_worker_needs_no_share_of_its_own(monkeypatch: pytest.MonkeyPatch, cpus: int, line: str) -> None:
+    monkeypatch.setattr("intune_callbacks.pipelines.find.cpus_allowed", lambda: cpus)
+    (hint,) = find(DataLoader(Stream())).hints
+    assert hint.line.startswith(line) and ("share" in hint.line) == (cpus > 2)
 
 
 @pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")

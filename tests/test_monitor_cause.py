@@ -193,6 +193,32 @@ def test_what_feeds_a_stage_and_has_no_number_to_set_is_named_with_the_line_for_
     )
 
 
+def test_workers_whose_results_are_not_taken_do_not_limit() -> None:
+    one = Hint("map(crop) computes one element at a time", ".map(crop, num_parallel_calls=8)", "order", "crop")
+    done = replace(rate(0.004, 0.0002, 0.2, starved=0.0, blocked=0.8), queue_fill=0.9)
+    seen = window((stage("read", 8, knob=MAP), done))
+    wait = "the workers of 'read' wait 80 % of the time until what they made is taken"
+    (cause,) = causes(seen, Evidence(hints=(one,)))
+    assert (cause.kind, cause.stage, cause.line) == ("serial", "crop", one.line)
+    assert cause.sentence == f"{wait}: map(crop) computes one element at a time"
+    (cause,) = causes(seen)
+    assert (cause.kind, cause.stage, cause.line) == ("serial", "", "")
+    assert cause.sentence == f"{wait}: what comes behind them is slower and has no workers of its own"
+    assert seen.stage is None and advice(seen).allocation == {}
+    # Where the order fills the window, or what is in it is not seen from inside, nothing is said of what is behind.
+    for other in (replace(done, service_cv=2.0), replace(done, held_frac=0.3), replace(done, queue_fill=0.1)):
+        assert [one.kind for one in causes(window((stage("read", 8, knob=MAP), other)))][:1] == ["storage"]
+    (cause,) = causes(window((stage("load", 8, knob=LOADER, when="epoch"), done)))
+    assert cause.kind == "storage"
+
+
+def test_what_a_loader_makes_is_called_a_batch_also_where_some_were_made_in_vain() -> None:
+    (cause,) = causes(window((stage("load", 2, knob=LOADER), rate(0.02, 0.001, items=1.4))))
+    assert cause.sentence.startswith("each batch of 'load' waits 19 ms")
+    (cause,) = causes(window((stage("read", 2, knob=MAP), rate(0.02, 0.001, items=1.4))))
+    assert cause.sentence.startswith("each item of 'read' waits 19 ms")
+
+
 def test_where_cpu_seconds_are_unknown_nothing_is_said_of_cpus() -> None:
     watched = stage("load", 2, knob=LOADER, when="epoch")
     (cause,) = causes(window((watched, rate(0.02, 0.02)), cpus=2.0))

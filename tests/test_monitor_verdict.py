@@ -34,6 +34,7 @@ def observation(
         model_s=(1 - wait_frac) * 10 / max(batches, 1),
         stages=(
             *(Stage(name, "cpu", "workers", 1, 8, 2) for name in stages),
+            *(Stage(f"{name}.window", "memory", "items", 1, 8, 2, window_of=name) for name in stages),
             Stage("prefetch", "memory", "items", 1, 8, 2),
         ),
         rates={
@@ -165,7 +166,7 @@ def test_windows_may_be_the_end_of_a_longer_time() -> None:
 
 
 def test_the_stages_of_the_last_window_are_judged() -> None:
-    old, new = observation(0.5, gone=(1.0, 0.0)), observation(0.5, decode=(0.3, 0.0))
+    old, new = observation(0.5, gone=(1.0, 0.0)), observation(0.5, decode=(0.6, 0.0))
     assert settle([old, new]).stage == "decode"
 
 
@@ -177,8 +178,24 @@ def test_headroom_is_finite_and_grows_with_the_wait(one: float, other: float, bu
     assert verdict(observation(0.5)).headroom == 1.0
 
 
+def test_an_empty_stage_without_a_window_may_be_fast_enough() -> None:
+    seen = observation(0.03, decode=(0.5, 0.0))
+    assert verdict(seen).kind == "balanced"
+    alone = replace(seen, stages=tuple(stage for stage in seen.stages if stage.window_of is None))
+    assert verdict(alone).kind == "compute-bound"
+
+
+def test_workers_that_stand_idle_are_not_what_the_training_waits_for() -> None:
+    starved = verdict(observation(0.8, map=(0.2, 0.0)))
+    assert (starved.stage, starved.why) == (None, "the trainer waited 80 % of each step for data")
+
+
 def test_where_the_windows_differ_from_all_the_time_both_shares_are_said() -> None:
     some = [observation(0.5, decode=(1.0, 0.0))] * 3
     assert settle(some, in_all=0.72).why == "the trainer waited 72 % of the time (50 % in most windows) on 'decode'"
     assert settle(some, in_all=0.52).why == "the trainer waited 50 % of each step on 'decode'"
+    few = settle([observation(0.02, decode=(0.1, 0.9))] * 3, in_all=0.58).why
+    assert few == (
+        "the trainer waited 58 % of the time, but 2 % in most windows: there the input pipeline is not the bottleneck"
+    )
     assert "stood idle 50 % of each step" in settle([replace(some[0], exposed_wait_frac=0.5)], in_all=0.9).why

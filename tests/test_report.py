@@ -202,6 +202,22 @@ def test_what_more_workers_brought_is_read_from_the_decisions() -> None:
         assert build_report(replace(summary, decisions=tuple(decisions))).causes[0].kind == kind, decisions
 
 
+def test_what_was_tried_in_vain_before_a_change_that_stayed_is_no_reason_for_what_was_before_it() -> None:
+    tried = {
+        "before": {"decode": 2},
+        "after": {"decode": 4},
+        "applied": True,
+        "effect": 0.7,
+        "vetoes": [],
+        "reason": "",
+    }
+    summary = replace(run(mode="observe", model_s=0.001, workers=2), mode="tune", changes=2, decisions=(tried,))
+    decode, *others = summary.stages
+    for current, told in ((6, "computes for"), (2, "brought nothing when tried")):
+        report = build_report(replace(summary, stages=(replace(decode, first=2, current=current), *others)))
+        assert told in report.cause, (current, report.cause)
+
+
 def test_versions_name_what_is_used_and_import_nothing() -> None:
     code = (
         "import sys, numpy; from intune_callbacks.record.versions import versions as v; found = v(); "

@@ -49,6 +49,29 @@ def test_the_card_of_a_run_that_was_fed() -> None:
     assert max(len(line) for line in card.splitlines()) < 100
 
 
+def test_figures_of_numbers_that_a_last_change_replaced_are_said_to_be_of_those() -> None:
+    report = build_report(run())
+    decode, *others = report.stages
+    told = "measured with"
+    assert told not in end_card(report)
+    card = end_card(replace(report, stages=(replace(decode, current=decode.current + 1), *others)))
+    after = card[card.index("after  ") : card.index("whole  ")]
+    assert f"decode {decode.current + 1} · prefetch" in after.splitlines()[0]
+    assert f"\n        {told} decode {decode.current}, for the last change came shortly before the end" in after
+
+
+def test_why_a_run_that_still_waits_counts_as_fed_is_told() -> None:
+    summary = run()
+    why = build_report(summary).why
+    told = (
+        "the trainer waited 27 % of the time, but 2 % in most windows: there the input pipeline is not the bottleneck"
+    )
+    report = build_report(replace(summary, after=replace(summary.after, wait_frac=0.27, why=told)))
+    assert report.why == f"{why}; afterwards {told}"
+    gpu = replace(summary.after, wait_frac=0.27, exposed_wait_frac=0.01, why=told)
+    assert build_report(replace(summary, after=gpu)).why == why
+
+
 def test_a_loop_that_does_not_wait_is_told_that_nothing_was_changed() -> None:
     card = end_card(build_report(run(model_s=0.5)))
     assert card.startswith("InTune  COMPUTE-BOUND ")
@@ -78,7 +101,12 @@ def test_a_last_change_that_came_late_is_told_as_that() -> None:
     assert build_report(run(seconds=1.0)).next.endswith("nothing can be said about so few steps")
     summary = run()
     late = replace(summary, after=replace(summary.after, verdict="too short", measured=None))
-    assert build_report(late).next == "train longer: too few steps came behind the last change to say what it brought"
+    few = "too few steps came behind the last change to say what it brought"
+    assert build_report(late).next == f"train longer: {few}"
+    assert "INPUT-BOUND -> TOO SHORT" in end_card(build_report(late))
+    fed = build_report(replace(late, before=replace(late.before, verdict="compute-bound", stage=None)))
+    assert fed.next == f"keep your own numbers: {few}"  # more steps would not make it faster
+    assert end_card(fed).startswith("InTune  COMPUTE-BOUND  ") and "TOO SHORT" not in end_card(fed)
 
 
 def test_a_frozen_run_says_why() -> None:

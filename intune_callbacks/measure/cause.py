@@ -11,6 +11,7 @@ from intune_callbacks.measure.measured import LONG_WAIT_S, READS, Measured
 from intune_callbacks.measure.other_causes import entries, if_it_pays
 from intune_callbacks.measure.predict import (
     LEAST_GAIN,
+    OWN_PROCESSES,
     WAITS,
     Advice,
     advise,
@@ -18,6 +19,7 @@ from intune_callbacks.measure.predict import (
     promised,
     step_s,
 )
+from intune_callbacks.measure.verdict import is_held_up, is_starved
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import amount, count, moment, percent, ratio
 
@@ -30,8 +32,6 @@ COMPUTES = 0.5
 """An item that computes for less than this share of its time waits for something. A choice: the larger part counts."""
 LEAST_READ_S = 0.0002
 """No read from a disk or a network is shorter: such a wait is for a CPU."""
-IDLE = 0.4
-"""Workers that are busy for less than this share have too little to do. A choice: less than half, with a margin."""
 ONE_CPU = (0.85, 1.1)
 """CPUs that threads use together where the GIL lets one run at a time. A choice: one, as exactly as windows show it."""
 BROUGHT_NOTHING = 1.03
@@ -96,9 +96,9 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     hint = known.hint("loader")
     wait_s = seen.period_s - seen.model_s
     if stage is None:
-        before = None if seen.workers else _fed_by(seen, known)
-        if before is not None:
-            return Cause("serial", before.stage, before.what, before.line)
+        before = [] if seen.workers else _without_workers(seen, known)
+        if before:
+            return Cause("serial", before[0].stage, before[0].what, before[0].line)
         if hint is None or not hint.line or seen.workers:
             return None
         gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
@@ -157,12 +157,18 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if stage.sequential or stage.high <= 1:
         each = f"{name} takes {moment(batch_s)} for each batch and does one item at a time"
         return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
-    if rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac):
+    if is_starved(rate):
         idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
-        before = _fed_by(seen, known)
-        if before is not None:
-            return Cause("serial", stage.name, f"{idle}: {before.what}", before.line)
+        before = _without_workers(seen, known)
+        if before:
+            return Cause("serial", stage.name, f"{idle}: {before[0].what}", before[0].line)
         return Cause("serial", stage.name, f"{idle}, for what feeds them is slower and has no workers of its own")
+    if is_held_up(rate) and stage == limiting(seen) and stage.when == "now":  # from outside it is not known
+        wait = f"the workers of {name} wait {percent(rate.blocked_frac)} of the time until what they made is taken"
+        behind = _without_workers(seen, known)
+        if behind:
+            return Cause("serial", behind[-1].stage, f"{wait}: {behind[-1].what}", behind[-1].line)
+        return Cause("serial", "", f"{wait}: what comes behind them is slower and has no workers of its own")
     low, high = ONE_CPU
     processes = next((line for knob, line in THREADS.items() if stage.knob.startswith(knob)), "")
     in_threads = processes and processes not in stage.knob and not rate.worker_bytes and stage.current > 1
@@ -174,10 +180,10 @@ def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     return None
 
 
-def _fed_by(seen: Measured, known: Evidence) -> Hint | None:
-    """What computes one element at a time where nothing can be set while it runs, and what to write there."""
+def _without_workers(seen: Measured, known: Evidence) -> list[Hint]:
+    """What computes one element at a time where nothing can be set while it runs, and what to write there, in order."""
     live = {"", *(stage.name for stage in seen.workers)}  # without a name it is of all stages
-    return next((h for h in known.hints if h.kind in ("order", "workers") and h.line and h.stage not in live), None)
+    return [h for h in known.hints if h.kind in ("order", "workers") and h.line and h.stage not in live]
 
 
 def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
@@ -218,7 +224,9 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return None
     found = advise(seen, _most(seen, known), share=known.share, may_persist=False)
     line = _lines(seen, known, found)
-    item = f"each {'batch' if abs(rate.items_per_batch - 1.0) < 0.1 else 'item'} of {stage.name!r}"
+    # A loader's items are batches, also where some were made in vain, for an epoch was left.
+    is_batch = abs(rate.items_per_batch - 1.0) < 0.1 or stage.knob.startswith((OWN_PROCESSES, PYDATASET))
+    item = f"each {'batch' if is_batch else 'item'} of {stage.name!r}"
     if not _knows_cpu(seen, stage):
         many = count(stage.current, "worker")
         return Cause("workers", stage.name, f"{item} takes {moment(rate.service_s)} in {many}", line, found.gain)

@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.types import Allocation, Stage
 
-__all__ = ["LEAST_GAIN", "WAITS", "Advice", "advise", "is_started_anew", "limiting", "promised", "step_s"]
+__all__ = [
+    "LEAST_GAIN",
+    "OWN_PROCESSES",
+    "WAITS",
+    "Advice",
+    "advise",
+    "is_started_anew",
+    "limiting",
+    "promised",
+    "step_s",
+]
 
 LEAST_GAIN = 1.05
 """A smaller factor is neither promised nor advised. A choice: windows differ by about as much."""

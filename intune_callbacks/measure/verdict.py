@@ -7,15 +7,27 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from intune_callbacks.types import Observation
+from intune_callbacks.types import Observation, StageRates
 from intune_callbacks.words import percent
 
-__all__ = ["STEPS", "Verdict", "VerdictKind", "Waited", "settle"]
+__all__ = [
+    "COMPUTE_BOUND",
+    "FED",
+    "INPUT_BOUND",
+    "STEPS",
+    "Verdict",
+    "VerdictKind",
+    "Waited",
+    "is_held_up",
+    "is_starved",
+    "settle",
+]
 
 VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short", "slower than before"]
 """The last one is said of a whole run only, see `intune_callbacks.record.findings`."""
 
-
+FED = ("compute-bound", "balanced")
+"""Verdicts of which none asks for a faster input."""
 STEPS, LONG_STEPS, LONG_S = 20, 8, 15.0
 """Fewest steps a verdict rests on, and where they took so many seconds together: in a step of seconds no noise hides a
 wait. 20 is the value of TraceML (https://github.com/traceopt-ai/traceml); SPDL also discards about 20 steps."""
@@ -24,6 +36,11 @@ INPUT_BOUND, COMPUTE_BOUND, COMPUTE_BOUND_WITHOUT_QUEUE = 0.20, 0.10, 0.05
 full or, more carefully, where no queue can be looked at. The first two are TraceML's critical and warning values."""
 FULL_QUEUE, BUSY_TIE = 0.5, 0.05
 """From this fill on a queue stands full; stages whose busy shares differ by less are told apart by their queues."""
+IDLE = 0.4
+"""Workers that are busy for less than this share have too little to do. A choice: less than half, with a margin."""
+IN_LINE, REGULAR = 0.05, 0.8
+"""Share of the time in which finished results wait for a slower one, and variation of the items, up to which the order
+is not what fills a window: 32 ordered workers are busy for 65 % of the time with items of that variation."""
 UNEVEN = 2.0
 """Waits are uneven where their share of the whole time is larger by this factor than in most windows. A choice: the
 windows of steady work differ by less."""
@@ -123,8 +140,11 @@ def _judge(observations: Sequence[Observation], waited: float | None, in_all: fl
         return Verdict(kind, None, _headroom(all_frac), f"{why}: {percent(wait_frac)} in most windows", all_frac)
     headroom = _headroom(wait_frac)
     who = f"{waits} {percent(wait_frac)} of each step"
+    meets = f"{who};"
     if in_all is not None and not on_gpu and abs(in_all - wait_frac) > OTHERWISE:
         who = f"{waits} {percent(in_all)} of the time ({percent(wait_frac)} in most windows)"
+        # Of the windows alone the verdict is true: a long wait may have been in a single one.
+        meets = f"{waits} {percent(in_all)} of the time, but {percent(wait_frac)} in most windows: there"
 
     if wait_frac >= INPUT_BOUND:
         stage = _guilty(observations)
@@ -133,13 +153,14 @@ def _judge(observations: Sequence[Observation], waited: float | None, in_all: fl
         return Verdict("input-bound", stage, headroom, why)
     judged = _judged(observations)
     fill = _fill(observations, judged[-1]) if judged else None
-    if fill is None or on_gpu:  # a loop that runs ahead of the GPU empties every queue
-        compute_bound = wait_frac < COMPUTE_BOUND_WITHOUT_QUEUE
-    else:
-        compute_bound = wait_frac < COMPUTE_BOUND and fill >= FULL_QUEUE
+    # What a stage without a window of its own has in hand is little: it may be empty, and the stage fast enough.
+    has_window = bool(judged) and any(stage.window_of == judged[-1] for stage in observations[-1].stages)
+    compute_bound = wait_frac < COMPUTE_BOUND_WITHOUT_QUEUE and (not has_window or on_gpu)
+    if fill is not None and not on_gpu:  # a loop that runs ahead of the GPU empties every queue
+        compute_bound = compute_bound or (wait_frac < COMPUTE_BOUND and fill >= FULL_QUEUE)
     if compute_bound:
-        return Verdict("compute-bound", None, headroom, f"{who}; the input pipeline is not the bottleneck")
-    return Verdict("balanced", None, headroom, f"{who}; input and model are about equally fast")
+        return Verdict("compute-bound", None, headroom, f"{meets} the input pipeline is not the bottleneck")
+    return Verdict("balanced", None, headroom, f"{meets} input and model are about equally fast")
 
 
 def _headroom(wait_frac: float) -> float:
@@ -155,7 +176,20 @@ def _guilty(observations: Sequence[Observation]) -> str | None:
     if most <= 0.0:
         return None
     tied = [name for name in busy if busy[name] >= most - BUSY_TIE]
-    return min(tied, key=lambda name: (_fill(observations, name), -busy[name]))
+    found = min(tied, key=lambda name: (_fill(observations, name), -busy[name]))
+    seen = [is_held_up(rate) or is_starved(rate) for o in observations if (rate := o.rates.get(found)) is not None]
+    return None if 2 * sum(seen) > len(seen) else found
+
+
+def is_starved(rate: StageRates) -> bool:
+    """Return whether workers have too little to do: what limits feeds them."""
+    return rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac)
+
+
+def is_held_up(rate: StageRates) -> bool:
+    """Return whether workers have made all they may and wait until it is taken: what limits comes behind them."""
+    waits = rate.busy_frac < IDLE and rate.blocked_frac > max(rate.busy_frac, rate.starved_frac)
+    return waits and rate.queue_fill >= FULL_QUEUE and rate.held_frac <= IN_LINE and rate.service_cv <= REGULAR
 
 
 def _fill(observations: Sequence[Observation], name: str) -> float:

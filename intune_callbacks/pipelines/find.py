@@ -211,8 +211,9 @@ def _loader_hints(loader: Any, *, is_iterable: bool) -> tuple[Hint, ...]:
     if is_iterable and workers == 0:
         kind = type(loader.dataset).__name__
         what = f"{kind} is read with num_workers=0: each batch is made while the training waits"
-        remark = "if the dataset gives each worker a share of its own (get_worker_info, sharding_filter)"
-        return (Hint(what, f"num_workers={max(1, min(4, cpus - 1))}  # {remark}", "loader"),)
+        many = max(1, min(4, cpus - 1))
+        remark = "  # if the dataset gives each worker a share of its own (get_worker_info, sharding_filter)"
+        return (Hint(what, f"num_workers={many}{remark * (many > 1)}", "loader"),)  # a single one gets all
     return ()
 
 
@@ -265,10 +266,13 @@ def _live_loader(
     stay = f"{kind}, so num_workers stays {loader.num_workers} while it runs"
     way = "" if map_style else "`later` around the function that makes a sample, "
     then = "keeps" if map_style else "changes"
+    helped = ""
+    if not (map_style or remark or keeps_states(loader) or cannot_help(loader)):
+        helped = "; `later` around the function that makes a sample lets helpers make more at once, in the same order"
     return Found(
         # A state per worker is counted in the order of the batches.
         WindowLoader(loader, clock=clock, in_order=in_order or map_style or keeps_states(loader)),
         f"{kind}, so another number of workers would change the samples' order: only the batches in flight are live; "
         f"{way}a map-style Dataset or torchdata.nodes makes the workers live too{remark}",
-        (Hint(f"{stay}; it is yours to set, and another one {then} the samples' order", "", "order", "load"),),
+        (Hint(f"{stay}; it is yours to set, and another one {then} the samples' order{helped}", "", "order", "load"),),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from intune_callbacks.measure.advice import PERSISTENT
 from intune_callbacks.measure.predict import WAITS, promised
+from intune_callbacks.measure.verdict import FED
 from intune_callbacks.record.report import NOT_KNOWN, REPORT, Report, Side, Span, StageRow
 from intune_callbacks.words import (
     ARROW,
@@ -77,7 +78,7 @@ def card_rows(report: Report, folder: Path | None = None) -> list[tuple[str, str
     """
     texts = said(report)
     rows = [("InTune", f"{headline(report)}  {in_short(report)}"), *((key, texts[key]) for key in ("why", "cause"))]
-    last = f"{_line(report, report.after, 'current')}{_alone(report.after)}"
+    last = f"{_line(report, report.after, 'current')}{_alone(report.after)}{_measured_with(report)}"
     rows += [("before", _line(report, report.before, "first")), ("after", last)] if report.changes else [("now", last)]
     rows += [("whole", texts["whole"]), *(("also", text) for text in texts["also"].splitlines())]
     rows += [(key, texts[key]) for key in ("warm", "ranks", "frozen")]
@@ -115,8 +116,10 @@ def headline(report: Report) -> str:
     """Return the verdict: at first and at last, once if they are the same; before all that a run became slower."""
     if report.verdict == SLOWER:
         return SLOWER.upper()
-    first, last = report.before.verdict.upper(), report.after.verdict.upper()
-    return first if first == last else f"{first}{ARROW}{last}"
+    first, last = report.before.verdict, report.after.verdict
+    if last == "too short" and first in FED:  # it was fast enough, and not for want of steps
+        last = first
+    return (first if first == last else f"{first}{ARROW}{last}").upper()
 
 
 def in_short(report: Report) -> str:
@@ -200,6 +203,16 @@ def _alone(side: Side) -> str:
     if rate is None or wait is None or not WAITS <= wait < 1.0:
         return ""
     return f"   the model alone would take {amount(rate / (1.0 - wait))} samples/s"
+
+
+def _measured_with(report: Report) -> str:
+    """The numbers that the figures behind the changes are of, where the last change came too late for figures."""
+    shown = {row.name: row.current for row in report.stages if row.window_of is None}
+    measured = {name: value for name, value in report.after.allocation.items() if name in shown}
+    moved = {name: value for name, value in measured.items() if shown[name] != value}
+    if not moved or not report.changes or report.after.throughput_samples_per_s is None:
+        return ""
+    return f"\nmeasured with {allocation(moved, {})}, for the last change came shortly before the end"
 
 
 def _line(report: Report, side: Side, which: str) -> str:

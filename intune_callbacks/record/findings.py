@@ -14,6 +14,7 @@ from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.outgrow import outgrow
 from intune_callbacks.measure.predict import LEAST_GAIN, Advice
+from intune_callbacks.measure.verdict import COMPUTE_BOUND, FED, INPUT_BOUND
 from intune_callbacks.record.report import Report, Side, Span
 from intune_callbacks.record.versions import versions
 from intune_callbacks.words import SLOWER, amount, changed, count, moment, ratio, with_window
@@ -51,7 +52,8 @@ def build_report(
     """
     known = _evidence(summary)
     before, after = (_measured(side.measured, known.whole) for side in (summary.before, summary.after))
-    first, last = (causes(_told(*side), known) for side in ((before, summary.before), (after, summary.after)))
+    first = causes(_told(before, summary.before), _then(summary, known))
+    last = causes(_told(after, summary.after), known)
     advised = _advised(summary, _advice(summary, after, known), last, after)
     is_cpu = bool(last) and last[0].kind == "cpu"
     slower, by_itself = _slower(summary, before, after)
@@ -59,7 +61,7 @@ def build_report(
         verdict, why, cause, do, advised = SLOWER, slower, _because(last), _remedy(summary), None
     else:
         verdict, do = summary.after.verdict, _next(summary, note, first, last, advised)
-        why = "; ".join(filter(None, (summary.before.why, by_itself)))
+        why = "; ".join(filter(None, (summary.before.why, by_itself, _afterwards(summary))))
         cause = _because(first) if summary.before.verdict == "input-bound" else ""
     return replace(
         summary,
@@ -107,6 +109,20 @@ def _evidence(summary: Report) -> Evidence:
         first={row.name: row.first for row in summary.stages if row.first is not None},
         order=summary.settings.get("order", {}).get("value", "same"),
     )
+
+
+def _afterwards(summary: Report) -> str:
+    """Why a run that was changed does not wait any more, where the share that is told beside it looks otherwise."""
+    side = summary.after
+    least = {"compute-bound": COMPUTE_BOUND, "balanced": INPUT_BOUND}.get(side.verdict, math.inf)
+    is_told = summary.changes and side.exposed_wait_frac is None and (side.wait_frac or 0.0) >= least
+    return f"afterwards {side.why}" if is_told else ""
+
+
+def _then(summary: Report, known: Evidence) -> Evidence:
+    """Before the first change nothing was tried; what was tried in vain later is a reason where the run went back."""
+    kept = {row.name for row in summary.stages if row.first is not None and row.current > row.first}
+    return replace(known, tried={name: brought for name, brought in known.tried.items() if name not in kept})
 
 
 def _tried(decisions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -220,6 +236,8 @@ def _next(
         return "the allocation stayed where it was; please report the error above"
     if verdict == "too short":
         if summary.changes:
+            if summary.before.verdict in FED:
+                return "keep your own numbers: too few steps came behind the last change to say what it brought"
             return "train longer: too few steps came behind the last change to say what it brought"
         return "train longer: nothing can be said about so few steps"
     if advised is None and (mode != "tune" or not summary.changes):
