@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from concurrent.futures import Executor
+from threading import Thread
+from types import FrameType
 from typing import Any, Protocol
 
 from intune_callbacks.pipelines.delivered import Delivery, Followed
 
-__all__ = ["TimedIterator"]
+__all__ = ["TimedIterator", "has_thread"]
+
+DEEPEST, LONGEST = 4, 256
+"""How deep, and in how long dicts, one looks for a thread."""
+
+
+def has_thread(iterator: object) -> bool:
+    """Return whether an iterator, or one inside it, is a thread or holds one, which then makes its batches ahead."""
+    level: list[object] = [iterator]
+    for _ in range(DEEPEST):
+        if any(isinstance(value, (Thread, Executor)) for value in level):
+            return True
+        level = [part for value in level for part in _parts(value)]
+    return False
+
+
+def _parts(value: object) -> list[object]:
+    kind = type(value)
+    if not (kind is FrameType or hasattr(kind, "__next__") or (type(value) is dict and len(value) <= LONGEST)):
+        return []
+    # A frame also refers to the names around it, and to who called it.
+    return [part for part in gc.get_referents(value) if kind is not FrameType or type(part) not in (dict, FrameType)]
 
 
 class Owner(Protocol):

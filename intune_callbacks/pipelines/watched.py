@@ -13,7 +13,7 @@ import psutil
 from intune_callbacks.pipelines.base import MAX_PROCESSES, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.delivered import Delivery
-from intune_callbacks.pipelines.timed import TimedIterator
+from intune_callbacks.pipelines.timed import TimedIterator, has_thread
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage, StageStats
 
@@ -22,6 +22,8 @@ __all__ = ["FOLLOWS_WORKERS", "WINDOW_KNOB", "WORKERS_KNOB", "Watch", "WatchedLo
 WORKERS_KNOB, WINDOW_KNOB = "DataLoader(num_workers={})", "prefetch_factor={}"
 # What a knob has to say of workers that own shards, see `measure.cause`.
 FOLLOWS_WORKERS = "order follows the workers"
+# An iterator of the loader's own may do so, such as a `BackgroundGenerator`.
+AHEAD = Hint("a thread makes the batches ahead, one after the other", kind="ahead", stage="load")
 
 # A fetch that took longer than this found no batch ready. A choice: one that is ready takes less, a wait mostly more.
 BLOCKED_S = 0.0005
@@ -52,6 +54,7 @@ class Watch:
         counters: where to count; new ones by default.
 
     Attributes:
+        is_ahead: True while a thread of somebody else's takes the batches, without workers, before they are asked for.
         startup_s: seconds the thread that fetches took to start each worker, and waited for what those import that
             are no forks; 0.0 while unknown, or with a single fork.
     """
@@ -72,6 +75,7 @@ class Watch:
         self._quick, self._cpu_frac, self._thread_cpu_s = 0, 1.0, 0.0
         self._memory = WorkerMemory()
         self.startup_s = 0.0
+        self.is_ahead = False
         self.fetch: Callable[[Callable[[], Any]], Any] = self._fetch_from_workers if workers else self._fetch_here
         """Returns the next batch, which the function it is given takes from the iterator."""
 
@@ -124,6 +128,8 @@ class Watch:
         batch = take()
         self._last_s = now_s = wall()
         busy_s = now_s - begin_s
+        if self.is_ahead and last_s is not None and busy_s > BLOCKED_S:
+            begin_s, busy_s = last_s, now_s - last_s  # as it had to be waited for, it was made since the last one
         if self._quick and busy_s <= QUICK_S:
             cpu_s = self._cpu_frac * busy_s
         else:
@@ -133,6 +139,7 @@ class Watch:
         counters.computed(busy_s, cpu_s, batch)
         self._thread_cpu_s += cpu_s
         if last_s is None:
+            self.is_ahead = has_thread(getattr(take, "__self__", None))  # a generator has begun only now
             return batch
         counters.blocked_s += begin_s - last_s
         self._quick = self._quick - 1 if self._quick else QUICK_UNREAD
@@ -254,8 +261,8 @@ class WatchedLoader:
 
     @property
     def late_hints(self) -> tuple[Hint, ...]:
-        """What its workers have shown of the shards."""
-        return self.delivery.hints
+        """What its workers have shown of the shards; that a thread makes the batches."""
+        return (*self.delivery.hints, AHEAD) if self.watch.is_ahead else self.delivery.hints
 
     def stages(self) -> tuple[Stage, ...]:
         load = Stage(
