@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from busy_machine import eventually
@@ -31,17 +34,31 @@ def test_stop_iteration_from_the_function_is_an_error_not_an_end() -> None:
     stage.close()
 
 
-def kill_at_five(x: int) -> int:
+def end_at_five(end: Callable[[], None], x: int) -> int:
     if x == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
+        end()
     return x
 
 
-def test_a_killed_child_is_replaced() -> None:
-    pool = ProcessPool(kill_at_five, multiprocessing.get_context("fork"))
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "exit code -9: SIGKILL, often the kernel's out-of-memory killer",
+        ),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "exit code -15: SIGTERM"),
+        (lambda: os._exit(3), "exit code 3"),
+    ],
+    ids=["killed", "terminated", "left"],
+)
+def test_a_child_that_died_is_replaced_and_only_of_a_killed_one_memory_is_told(
+    end: Callable[[], None], how: str
+) -> None:
+    pool = ProcessPool(partial(end_at_five, end), multiprocessing.get_context("fork"))
     stage = ElasticMap(iter(range(12)), None, workers=1, window=3, pool=pool)
     got = [next(stage) for _ in range(5)]
-    with pytest.raises(WorkerDied, match="exit code -9"):
+    with pytest.raises(WorkerDied, match=re.escape(f"({how})")):
         next(stage)
     assert got + list(stage) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
     stage.close()
