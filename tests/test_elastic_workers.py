@@ -15,6 +15,7 @@ from busy_machine import eventually
 from stage_work import counted, plain, work
 
 from intune_callbacks import WorkerDied
+from intune_callbacks.pipelines import base
 from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
 from intune_callbacks.pipelines.workers.processes import ProcessPool
@@ -31,6 +32,27 @@ def test_stop_iteration_from_the_function_is_an_error_not_an_end() -> None:
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         next(stage)
     assert got + list(stage) == [0, 1, 2, 4, 5]
+    stage.close()
+
+
+@pytest.mark.timeout(20)
+def test_a_thread_that_dies_before_it_runs_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for want of memory: it is as one that could not be started, and its work is not done later, either."""
+    stage = ElasticMap(iter(range(8)), plain, workers=1, window=2)
+    monkeypatch.setattr(base, "BEGIN_S", 0.05, raising=False)
+    before, held = threading.enumerate(), []
+
+    def lost(run: Callable[[], None], *_: object, **__: object) -> None:
+        held.append(run)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "_start_new_thread", lost)
+        patched.setattr(threading, "_start_joinable_thread", lost, raising=False)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            stage.resize(workers=2)
+    assert threading.enumerate() == before
+    held[0].__self__.run()  # type: ignore[attr-defined]
+    assert list(stage) == [plain(x) for x in range(8)]
     stage.close()
 
 

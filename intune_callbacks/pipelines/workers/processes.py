@@ -10,7 +10,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from intune_callbacks.errors import WorkerDied, exit_words
-from intune_callbacks.pipelines.base import in_main_thread
+from intune_callbacks.pipelines.base import begin, in_main_thread
 from intune_callbacks.pipelines.worker_cost import Startup, WorkerMemory
 from intune_callbacks.pipelines.workers.child import Given, Starts, child_main
 from intune_callbacks.pipelines.workers.payload import Payload
@@ -233,7 +233,7 @@ class ProcessPool:
         self._reaper = threading.Timer(after_s, self._reap)
         self._reaper.daemon, self._reaper.name = True, "intune-reaper"
         try:
-            self._reaper.start()
+            begin(self._reaper)
         except RuntimeError:  # no thread is to be had: they stay parked
             self._reaper = None
 
