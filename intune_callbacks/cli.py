@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -17,7 +18,7 @@ from intune_callbacks.config import POLICIES, choice_problem, number_problem
 from intune_callbacks.errors import BadData, BuildFailed, ConfigError, MissingPackage
 from intune_callbacks.record.files import unwritable
 
-__all__ = ["main"]
+__all__ = ["main", "path"]
 
 MINUTES, QUICK_DECISIONS = 60.0, 40_000
 """Length of `intune pretrain`, and of it with `--quick`. A choice: several times what the shipped weights took, as the
@@ -54,6 +55,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # `intune ls | head`: see https://docs.python.org/3/library/signal.html#note-on-sigpipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def path(word: str) -> Path:
+    """Return the path that a word of the command line names: argparse's `type` of every such argument.
+
+    Raises:
+        argparse.ArgumentTypeError: it names none: it is empty, as a variable of the shell that is not set, or too long.
+    """
+    if not word:
+        raise argparse.ArgumentTypeError("expected a path, got an empty word")
+    try:
+        os.lstat(word)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise argparse.ArgumentTypeError(f"expected a path, got a word of {len(word)} letters") from None
+    return Path(word)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -108,14 +125,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_watch(commands: Any) -> None:
     watch = commands.add_parser("watch", help="show what a running job's tuner sees and does")
-    watch.add_argument("folder", metavar="DIR", type=Path, help="the job's run_dir")
+    watch.add_argument("folder", metavar="DIR", type=path, help="the job's run_dir")
     watch.add_argument("--wait", metavar="S", type=float, default=300.0, help="seconds to wait for its first decision")
     watch.set_defaults(command=_watch)
 
 
 def _add_pretrain(commands: Any) -> None:
     pretrain = commands.add_parser("pretrain", help="train the agent on simulated machines, on one CPU core")
-    pretrain.add_argument("--out", metavar="DIR", type=Path, required=True, help="for weights, card and checkpoint")
+    pretrain.add_argument("--out", metavar="DIR", type=path, required=True, help="for weights, card and checkpoint")
     pretrain.add_argument("--seed", metavar="N", type=int, default=0, help="all random choices derive from it")
     length = pretrain.add_mutually_exclusive_group()
     length.add_argument("--minutes", metavar="M", type=float, help=f"length by the clock (default {MINUTES:.0f})")
@@ -136,30 +153,30 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument(
         "--token-file",
         metavar="FILE",
-        type=Path,
+        type=path,
         help="holds what trainings have to show; default the "
         "variable INTUNE_AGENT_TOKEN; none is needed on this machine alone",
     )
-    serve.add_argument("--cert", metavar="FILE", type=Path, help="certificate chain: speak TLS")
-    serve.add_argument("--key", metavar="FILE", type=Path, help="its key")
+    serve.add_argument("--cert", metavar="FILE", type=path, help="certificate chain: speak TLS")
+    serve.add_argument("--key", metavar="FILE", type=path, help="its key")
     serve.add_argument("--policy", metavar="NAME", default="dqn", help=f"of {', '.join(POLICIES)} (default dqn)")
-    serve.add_argument("--dir", metavar="DIR", type=Path, help="keep there what trainings found, over a restart, too")
+    serve.add_argument("--dir", metavar="DIR", type=path, help="keep there what trainings found, over a restart, too")
     serve.set_defaults(command=_serve)
 
 
 def _add_report(commands: Any) -> None:
     report = commands.add_parser("report", help="print a run's end card and write its report.html")
-    report.add_argument("directory", metavar="DIR", type=Path, help="the run_dir of a run, finished or not")
-    report.add_argument("--out", metavar="FILE", type=Path, help="where the page goes (default DIR/report.html)")
+    report.add_argument("directory", metavar="DIR", type=path, help="the run_dir of a run, finished or not")
+    report.add_argument("--out", metavar="FILE", type=path, help="where the page goes (default DIR/report.html)")
     report.add_argument("--open", action="store_true", help="open the page in a browser")
     report.set_defaults(command=_report)
 
 
 def _add_compare(commands: Any) -> None:
     compare = commands.add_parser("compare", help="print two runs side by side")
-    compare.add_argument("first", metavar="DIR", type=Path, help="the run_dir of one run")
-    compare.add_argument("second", metavar="DIR", type=Path, help="the run_dir of the other")
-    compare.add_argument("--html", metavar="FILE", type=Path, help="write a page with both courses")
+    compare.add_argument("first", metavar="DIR", type=path, help="the run_dir of one run")
+    compare.add_argument("second", metavar="DIR", type=path, help="the run_dir of the other")
+    compare.add_argument("--html", metavar="FILE", type=path, help="write a page with both courses")
     compare.add_argument("--open", action="store_true", help="open that page (default DIR/compare.html of the second)")
     compare.set_defaults(command=_compare)
 

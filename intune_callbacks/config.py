@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -121,7 +120,7 @@ def choice_problem(name: str, given: object, allowed: tuple[str, ...]) -> Iterab
 
 def number_problem(name: str, given: object, low: float, high: float) -> Iterable[str]:
     """Yield the sentence that says `given` is not a number in low..high."""
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or math.isnan(given):
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
         yield f"{name}={given!r}: expected a number from {low} to {high}, got {type(given).__name__}"
     elif not low <= given <= high:
         yield f"{name}={given!r}: expected a number from {low} to {high}"

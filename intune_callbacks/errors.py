@@ -27,6 +27,7 @@ __all__ = [
     "MissingPackage",
     "PipelineError",
     "WorkerDied",
+    "exit_words",
     "first_line",
     "frozen_by",
     "install_line",
@@ -40,6 +41,7 @@ __all__ = [
 NAME = "intune-callbacks"
 REQUIREMENT = re.compile(r"([\w.-]+)[^;<>=~! ]*\s*([^;]*)")
 EXTRA = re.compile(r"\bextra\s*==\s*['\"]([\w-]+)")
+SUSPECT = ", often the kernel's out-of-memory killer"
 LOWEST = re.compile(r">=\s*([\w.]+)")
 
 
@@ -87,6 +89,16 @@ class PipelineError(InTuneError, AssertionError):
 
 class WorkerDied(InTuneError, RuntimeError):
     """A worker process ended without delivering its item; the message names its pid and exit code."""
+
+
+def exit_words(code: int | None) -> str:
+    """Return how a process ended.
+
+    Args:
+        code: its exit code, as `multiprocessing` tells it: of a signal the number, negative.
+    """
+    name = next((f": {one.name}" for one in signal.Signals if code == -one), "")
+    return f"exit code {code}{name}{SUSPECT if code == -signal.SIGKILL else ''}"
 
 
 def pass_on(error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from intune_callbacks.config import nearest
@@ -29,8 +30,9 @@ def source(name: str) -> Path:
     """
     if name in names():
         return CONFIGS / f"{name}.yaml"
-    if Path(name).is_file():
-        return Path(name)
+    with suppress(OSError):  # a name too long for a file
+        if Path(name).is_file():
+            return Path(name)
     raise ConfigError([f"{name!r} is neither a recipe ({', '.join(names())}) nor a file{nearest(name, names())}"])
 
 

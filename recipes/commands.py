@@ -6,9 +6,9 @@ import argparse
 import shutil
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
+from intune_callbacks.cli import path
 from intune_callbacks.config import MODES
 from intune_callbacks.words import COLUMNS
 
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 
     cp = commands.add_parser("cp", help="copy a recipe's configuration, to edit it")
     cp.add_argument("name", metavar="NAME", help="one of `intune ls`")
-    cp.add_argument("file", metavar="FILE", type=Path, help="where the copy goes")
+    cp.add_argument("file", metavar="FILE", type=path, help="where the copy goes")
     cp.add_argument("--force", action="store_true", help="overwrite FILE")
     cp.set_defaults(command=_cp)
 
@@ -64,7 +64,7 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument("--bags", metavar="N,N,...", help="ids per sample and table, or mlperf (default 1)")
     plan.add_argument("--max-rows", metavar="N", type=int, help="cap of every table's rows")
     plan.add_argument("--reserve", metavar="FRAC", type=float, help="share of memory left free (default 0.15)")
-    plan.add_argument("--json", metavar="FILE", type=Path, help="write the plan there as well")
+    plan.add_argument("--json", metavar="FILE", type=path, help="write the plan there as well")
     plan.set_defaults(command=_plan)
 
 

@@ -139,7 +139,7 @@ def test_the_help_of_a_command_says_what_it_does(command: str, capsys: pytest.Ca
     [
         (["cp", "dlrm-lightning", "gone/mine.yaml"], 1, "gone/mine.yaml cannot be written"),
         (["run", "bytes.yaml", "--dry-run"], 2, "bytes.yaml: cannot be read as text"),
-        (["watch", ".", "--wait", "nan"], 2, "--wait=nan: expected a number"),
+        (["watch", ".", "--wait", "nan"], 2, "--wait=nan: expected a number from 0.0 to inf\n"),
         (["watch", ".", "--wait", "-1"], 2, "--wait=-1.0: expected a number"),
         (["pretrain", "--out", "bytes.yaml", "--decisions", "10"], 2, "bytes.yaml is not a folder"),
     ],
@@ -158,6 +158,32 @@ def test_what_cannot_be_done_is_said_without_a_traceback(
     (tmp_path / "bytes.yaml").write_bytes(b"a: \xff\xfe")
     assert cli.main(words) == code
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["report", ".", "--out", ""], "--out: expected a path, got an empty word"),
+        (["compare", ".", ".", "--html", ""], "--html: expected a path, got an empty word"),
+        (["cp", "dlrm-lightning", ""], "FILE: expected a path, got an empty word"),
+        (["report", "x" * 5000], "DIR: expected a path, got a word of 5000 letters"),
+        (["watch", "x" * 5000, "--wait", "0"], "DIR: expected a path, got a word of 5000 letters"),
+        (["cp", "dlrm-lightning", "x" * 300], "FILE: expected a path, got a word of 300 letters"),
+    ],
+)
+def test_a_word_that_names_no_path_is_said_without_a_traceback(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(words)
+    assert exit_.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "demo"])
+def test_a_recipe_of_a_name_too_long_for_a_file_is_none(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "x" * 5000]) == 2
+    assert "is neither a recipe" in capsys.readouterr().err
 
 
 def test_what_stdout_cannot_write_is_no_error(tmp_path: Path) -> None:

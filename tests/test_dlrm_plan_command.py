@@ -63,6 +63,13 @@ def test_tables_from_a_file(tmp_path: Path) -> None:
     assert [table.bag for table in ask(PAPER, 1, "64GiB", bags="mlperf")[0].tables] == list(MLPERF_BAGS)
 
 
+@pytest.mark.parametrize("given", [b"\xff\xfe", b"[" * 100_000], ids=["bytes", "deep"])
+def test_a_file_that_holds_no_tables_is_told(given: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tables").write_bytes(given)
+    assert cli.main(["plan", "--tables", str(tmp_path / "tables"), "--gpus", "8", "--hbm", "40GiB"]) == 2
+    assert f"--tables {tmp_path / 'tables'}: " in capsys.readouterr().err
+
+
 def test_all_mistakes_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         ask("criteo-1tb-40", 0, "40Gi", "much", dtype="fp8", optimizer="adam", batch=0, max_rows=0, reserve=2.0)

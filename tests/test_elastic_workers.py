@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from busy_machine import eventually
 from stage_work import counted, plain, work
 
 from intune_callbacks import WorkerDied
+from intune_callbacks.pipelines import base
 from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
 from intune_callbacks.pipelines.workers.processes import ProcessPool
@@ -31,17 +35,52 @@ def test_stop_iteration_from_the_function_is_an_error_not_an_end() -> None:
     stage.close()
 
 
-def kill_at_five(x: int) -> int:
+@pytest.mark.timeout(20)
+def test_a_thread_that_dies_before_it_runs_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for want of memory: it is as one that could not be started, and its work is not done later, either."""
+    stage = ElasticMap(iter(range(8)), plain, workers=1, window=2)
+    monkeypatch.setattr(base, "BEGIN_S", 0.05, raising=False)
+    before, held = threading.enumerate(), []
+
+    def lost(run: Callable[[], None], *_: object, **__: object) -> None:
+        held.append(run)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "_start_new_thread", lost)
+        patched.setattr(threading, "_start_joinable_thread", lost, raising=False)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            stage.resize(workers=2)
+    assert threading.enumerate() == before
+    held[0].__self__.run()  # type: ignore[attr-defined]
+    assert list(stage) == [plain(x) for x in range(8)]
+    stage.close()
+
+
+def end_at_five(end: Callable[[], None], x: int) -> int:
     if x == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
+        end()
     return x
 
 
-def test_a_killed_child_is_replaced() -> None:
-    pool = ProcessPool(kill_at_five, multiprocessing.get_context("fork"))
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "exit code -9: SIGKILL, often the kernel's out-of-memory killer",
+        ),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "exit code -15: SIGTERM"),
+        (lambda: os._exit(3), "exit code 3"),
+    ],
+    ids=["killed", "terminated", "left"],
+)
+def test_a_child_that_died_is_replaced_and_only_of_a_killed_one_memory_is_told(
+    end: Callable[[], None], how: str
+) -> None:
+    pool = ProcessPool(partial(end_at_five, end), multiprocessing.get_context("fork"))
     stage = ElasticMap(iter(range(12)), None, workers=1, window=3, pool=pool)
     got = [next(stage) for _ in range(5)]
-    with pytest.raises(WorkerDied, match="exit code -9"):
+    with pytest.raises(WorkerDied, match=re.escape(f"({how})")):
         next(stage)
     assert got + list(stage) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
     stage.close()

@@ -73,6 +73,25 @@ def test_a_page_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.Ca
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["report", "RUN", "--out"], ["compare", "RUN", "RUN", "--html"]])
+def test_a_link_is_written_through(words: list[str], tmp_path: Path) -> None:
+    """What is no file, as /dev/stdout, is not replaced by one."""
+    pytest.importorskip("plotly")
+    make_run(tmp_path / "run", 5)
+    link = tmp_path / "page.html"
+    link.symlink_to("elsewhere.html")
+    for _ in range(2):
+        assert cli.main([str(tmp_path / "run") if word == "RUN" else word for word in words] + [str(link)]) == 0
+        assert link.is_symlink() and "plotly" in (tmp_path / "elsewhere.html").read_text()
+
+
+def test_a_report_of_another_program_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("plotly")
+    (tmp_path / "report.json").write_text('{"loss": [1, 2], "accuracy": 0.5}')
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert "report.json is not one of InTune" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("package", ["plotly", "jinja2"])
 def test_without_a_package_the_card_is_printed_and_the_line_of_pip(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str

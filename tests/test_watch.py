@@ -171,12 +171,20 @@ def test_patience_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
-    ("folder", "why"), [("no/run", "no is not there"), ("file", "file is a file"), ("file/run", "file is a file")]
+    ("folder", "why"),
+    [
+        ("no/run", "no is not there"),
+        ("file", "file is a file"),
+        ("file/run", "file is a file"),
+        ("link", "link is no folder"),
+        ("link/run", "link is no folder"),
+    ],
 )
 def test_a_folder_that_cannot_come_is_not_waited_for(
     folder: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
     assert cli.main(["watch", str(tmp_path / folder), "--wait", "60"]) == 2
     assert f"{tmp_path}/{why}" in capsys.readouterr().err
 

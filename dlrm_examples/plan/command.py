@@ -183,13 +183,17 @@ def _rows(tables: str, problems: list[str]) -> dict[str, int]:
     if tables in TABLES:
         return {f"C{index}": rows for index, rows in enumerate(TABLES[tables], 1)}
     file = Path(tables)
-    if not file.is_file():
-        problems.append(f"--tables {tables}: expected {', '.join(TABLES)}, or a file{nearest(tables, TABLES)}")
+    try:
+        if not file.is_file():
+            problems.append(f"--tables {tables}: expected {', '.join(TABLES)}, or a file{nearest(tables, TABLES)}")
+            return {}
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"--tables {tables}: cannot be read as text: {error}")
         return {}
-    text = file.read_text(encoding="utf-8")
     try:
         given = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         given = [int(word) if word.isdecimal() else word for word in re.split(r"[\s,]+", text.strip())]
     if isinstance(given, list):
         given = {f"table {index}": rows for index, rows in enumerate(given, 1)}

@@ -13,13 +13,15 @@ from typing import Any
 from intune_callbacks.types import Allocation, Hint, Pipeline, PipelineStats, Stage
 
 __all__ = [
-    "MAX_PROCESSES", "MAX_THREADS", "MAX_WINDOW", "Combined", "Pipeline", "busy_limit", "clamp", "cpus_allowed",
-    "give_back", "in_main_thread", "join", "spared", "windowed",
+    "MAX_PROCESSES", "MAX_THREADS", "MAX_WINDOW", "Combined", "Pipeline", "begin", "busy_limit", "clamp",
+    "cpus_allowed", "give_back", "in_main_thread", "join", "spared", "windowed",
 ]  # fmt: skip
 
 # What the system says where it has no more processes, memory or descriptors for this user or container.
 SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 NO_THREAD = "can't start new thread"
+# A choice: far longer than a thread takes to begin on a busy machine.
+BEGIN_S = 5.0
 # Why: see `busy_limit`.
 BURST = 1.15
 # A choice: more than most machines need; a process has memory of its own. CPUs and memory are watched by the guard.
@@ -172,6 +174,41 @@ class Combined:
 def in_main_thread() -> bool:
     """Say whether this is the main thread; `threading.current_thread` keeps a dummy of one that is not Python's."""
     return threading.get_ident() == threading.main_thread().ident
+
+
+class _Begun(threading.Event):
+    """In place of the event that `Thread.start` waits for without end."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(BEGIN_S if timeout is None else timeout)
+
+
+def begin(thread: threading.Thread) -> None:
+    """Start a thread; `Thread.start` waits without end for one that died, for want of memory, before it ran.
+
+    Args:
+        thread: that was not started; it keeps nothing of this once it has run.
+
+    Raises:
+        RuntimeError: it could not be started, and it does nothing if it comes to run after all.
+    """
+    run, gate, is_late = thread.run, threading.Lock(), False
+
+    def once() -> None:
+        vars(thread).pop("run", None)  # else it would hold on to itself
+        with gate:
+            if is_late:
+                return
+        run()
+
+    thread.run = once  # type: ignore[method-assign]
+    begun = thread._started = _Begun()  # type: ignore[attr-defined]
+    thread.start()
+    with gate:
+        is_late = not begun.is_set()
+    if is_late:
+        getattr(threading, "_limbo", {}).pop(thread, None)
+        raise RuntimeError(NO_THREAD)
 
 
 def join(thread: threading.Thread, timeout_s: float) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import psutil
 
+from intune_callbacks.pipelines.base import begin
+
 __all__ = ["Startup", "WorkerMemory"]
 
 # The kernel walks all pages of a process to tell its private memory, 20 ms for a GB: at most so often, and at most so
@@ -64,7 +66,7 @@ class WorkerMemory:
         if pids and time.monotonic() >= self._due_s:
             self._due_s = float("inf")  # until this look is over
             try:
-                threading.Thread(target=self._look, args=(pids[:2],), daemon=True, name="intune-memory").start()
+                begin(threading.Thread(target=self._look, args=(pids[:2],), daemon=True, name="intune-memory"))
             except RuntimeError:  # no thread is to be had: it is not known
                 self._due_s = time.monotonic() + MEMORY_EVERY_S
         return self._bytes

@@ -41,8 +41,9 @@ def watch(folder: Path, *, wait_s: float = 300.0) -> int:
         raise ConfigError(problems)
     there = nearest_folder(folder)
     if there not in (folder, folder.absolute().parent) or not there.is_dir():
-        why = "is a file" if there.is_file() else "is not there"
-        what = there if there.is_file() else folder.absolute().parent
+        # A link that leads nowhere and a device are there, too.
+        what = there if there in (folder, folder.absolute().parent) or there.is_file() else folder.absolute().parent
+        why = "is a file" if there.is_file() else "is not there" if what != there else "is no folder"
         raise ConfigError([f"DIR={str(folder)!r}: {what} {why}; expected the run_dir of a job that runs or will run"])
     job = Job(folder)
     try:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 from intune_callbacks.errors import WorkerDied
-from intune_callbacks.pipelines.base import spared
+from intune_callbacks.pipelines.base import begin, spared
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.torch.calls import Batch, Evaluate, Task, restore, states
@@ -114,7 +114,7 @@ class Jobs:
                 raise RuntimeError("the training changed the dataset after its workers had started: no helpers now")
             pool = self.pool = self.pool or self._new_pool()
             child = pool.get()
-            threading.Thread(target=self._work, args=(pool, child), daemon=True, name="intune-helper").start()
+            begin(threading.Thread(target=self._work, args=(pool, child), daemon=True, name="intune-helper"))
         except Exception as error:
             if child is not None and self.pool is not None:
                 self.pool.put(child)

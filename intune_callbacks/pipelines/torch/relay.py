@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from intune_callbacks.pipelines.base import begin
 from intune_callbacks.pipelines.workers.line import Raised
 
 __all__ = ["Relay"]
@@ -30,7 +31,7 @@ class Relay:
         self._read: queue.Queue[Any] = queue.Queue()
         self.ended = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="intune-results")
-        self._thread.start()
+        begin(self._thread)
 
     def _work(self) -> None:
         while not self.ended.is_set():

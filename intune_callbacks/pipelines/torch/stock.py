@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from intune_callbacks.pipelines.base import begin
+
 __all__ = ["Kept", "LikeStock", "Numbered", "Stock", "going_on", "shown_by"]
 
 
@@ -105,7 +107,7 @@ class Stock:
             iterator._worker_pids_set = False
         if not waiting:
             with suppress(RuntimeError):  # no thread is to be had
-                threading.Thread(target=shutdown, daemon=True, name="intune-end").start()
+                begin(threading.Thread(target=shutdown, daemon=True, name="intune-end"))
                 return
         shutdown()
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from intune_callbacks.errors import WorkerDied
-from intune_callbacks.pipelines.base import in_main_thread
+from intune_callbacks.errors import WorkerDied, exit_words
+from intune_callbacks.pipelines.base import begin, in_main_thread
 from intune_callbacks.pipelines.worker_cost import Startup, WorkerMemory
 from intune_callbacks.pipelines.workers.child import Given, Starts, child_main
 from intune_callbacks.pipelines.workers.payload import Payload
@@ -189,10 +189,8 @@ class ProcessPool:
             if cancelled():
                 raise WorkerDied("stopped while the stage was closed") from error
             child.process.join(QUIT_S)
-            raise WorkerDied(
-                f"worker process {child.process.pid} died while computing an item (exit code "
-                f"{child.process.exitcode}; -9 is SIGKILL, often the kernel's out-of-memory killer)"
-            ) from error
+            how = exit_words(child.process.exitcode)
+            raise WorkerDied(f"worker process {child.process.pid} died while computing an item ({how})") from error
         except BaseException:
             # The answer, or the rest of it, is still in the pipe: the next one would get it.
             child.usable = False
@@ -235,7 +233,7 @@ class ProcessPool:
         self._reaper = threading.Timer(after_s, self._reap)
         self._reaper.daemon, self._reaper.name = True, "intune-reaper"
         try:
-            self._reaper.start()
+            begin(self._reaper)
         except RuntimeError:  # no thread is to be had: they stay parked
             self._reaper = None
 

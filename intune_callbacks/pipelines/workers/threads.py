@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from intune_callbacks.pipelines.base import join
+from intune_callbacks.pipelines.base import begin, join
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.workers.line import WAIT_S, Line, Raised, Task
 from intune_callbacks.pipelines.workers.processes import ProcessPool
@@ -110,7 +110,7 @@ class WorkerThreads:
             self.starting += child is not None
         thread = threading.Thread(target=self._work, args=(child,), daemon=True, name=f"intune-{self._name}")
         try:
-            thread.start()
+            begin(thread)
         except BaseException:
             with lock:
                 self.starting -= child is not None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from intune_callbacks.pipelines.base import in_main_thread, join
+from intune_callbacks.pipelines.base import begin, in_main_thread, join
 from intune_callbacks.pipelines.workers.payload import Payload
 from intune_callbacks.pipelines.workers.wire import Wire
 
@@ -98,7 +98,7 @@ class Child:
         self._payload, self._told, self._is_first = payload, told, is_first
         # In a thread of its own: what is sent may be large, and it is read only when the process has imported enough.
         self._greeter = threading.Thread(target=self._greet, daemon=True, name="intune-start")
-        self._greeter.start()
+        begin(self._greeter)
 
     def _greet(self) -> None:
         """Send what the process lacks and wait until it has begun."""

@@ -96,7 +96,8 @@ def _comparison_text(rows: list[Row], first: str, second: str) -> str:
 
 def _written(path: Path, page: str, show: bool) -> int:
     try:
-        write(path, page)
+        # A link, a device as /dev/stdout, a pipe: it is written to; to put a file in its place would destroy it.
+        write(path, page, through=path.is_symlink() or (path.exists() and not path.is_file()))
     except OSError as error:
         print(f"intune: {path} cannot be written: {error}", file=sys.stderr)
         return 1

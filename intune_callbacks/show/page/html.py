@@ -71,14 +71,21 @@ def comparison_html(first: Run, second: Run) -> str:
     return _page(names=names, rows=two_runs(first, second), drawings={"together": together}, notes=notes)
 
 
-def write(path: Path, page: str) -> Path:
+def write(path: Path, page: str, through: bool = False) -> Path:
     """Write the page as a whole or not at all, and return its path.
+
+    Args:
+        through: write to what is there instead of putting a file in its place.
 
     Raises:
         OSError: when it cannot be written.
     """
     # A file name may hold bytes that are no text; the page shows a sign for them.
-    write_whole(path, page.encode("utf-8", "replace").decode("utf-8"))
+    text = page.encode("utf-8", "replace").decode("utf-8")
+    if through:
+        path.write_text(text, encoding="utf-8")
+    else:
+        write_whole(path, text)
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -112,6 +112,9 @@ def _report(path: Path, notes: list[str]) -> Report | None:
         return None
     if not isinstance(found, dict):
         notes.append(f"{REPORT} could not be read: expected an object, got {type(found).__name__}")
+        return None
+    if not found.keys() & {one.name for one in fields(Report)}:
+        notes.append(f"{REPORT} is not one of InTune: it has none of its entries")
         return None
     return Report.from_json(found)
 
