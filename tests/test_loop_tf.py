@@ -148,3 +148,13 @@ def test_where_no_step_can_be_seen_the_card_says_what_to_write(capsys: pytest.Ca
     dataset.close()
     words = " ".join(capsys.readouterr().out.split())
     assert "give it the iterator: step(iterator)" in words and "train longer" not in words
+
+
+def test_a_strategy_that_was_given_the_dataset_is_named_where_no_step_can_be_seen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dataset = live(rows().take(4), **EAGER | {"show_card": True})
+    distributed = tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(dataset)
+    assert [first(batch) for batch in distributed] == [first(batch) for batch in rows().take(4)]
+    dataset.close()
+    assert "live(...) around what the strategy made" in " ".join(capsys.readouterr().out.split())

@@ -81,8 +81,9 @@ def told(inner: Any, fit: Told, place: int, owner: Any) -> tuple[Iterator[Any], 
 
 
 IN_A_GRAPH = (
-    "no step was seen: a compiled function that iterates over the dataset, or keeps its iterator, tells of none and "
-    "nothing is tuned; call it for each step, and give it the iterator: step(iterator)"
+    "no step was seen: a compiled function that iterates over the dataset, or keeps its iterator, and a distribution "
+    "strategy that was given it tell of none and nothing is tuned; call the function for each step, and give it the "
+    "iterator: step(iterator); live(...) around what the strategy made measures its waits"
 )
 
 
