@@ -20,8 +20,8 @@ __all__ = [
 # What the system says where it has no more processes, memory or descriptors for this user or container.
 SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 NO_THREAD = "can't start new thread"
-# A choice: far longer than a thread takes to begin on a busy machine.
-BEGIN_S = 5.0
+# A choice: longer than a thread takes to begin on a busy machine; where memory is gone each one in vain costs as much.
+BEGIN_S = 2.0
 # Why: see `busy_limit`.
 BURST = 1.15
 # A choice: more than most machines need; a process has memory of its own. CPUs and memory are watched by the guard.
@@ -192,6 +192,9 @@ def begin(thread: threading.Thread) -> None:
     Raises:
         RuntimeError: it could not be started, and it does nothing if it comes to run after all.
     """
+    if not hasattr(thread, "_started"):  # a Python that waits in another way
+        thread.start()
+        return
     run, gate, is_late = thread.run, threading.Lock(), False
 
     def once() -> None:
@@ -202,7 +205,7 @@ def begin(thread: threading.Thread) -> None:
         run()
 
     thread.run = once  # type: ignore[method-assign]
-    begun = thread._started = _Begun()  # type: ignore[attr-defined]
+    begun = thread._started = _Begun()
     thread.start()
     with gate:
         is_late = not begun.is_set()

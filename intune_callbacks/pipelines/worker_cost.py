@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from intune_callbacks.pipelines.base import begin
+from intune_callbacks.pipelines.base import begin, cpus_allowed
 
 __all__ = ["Startup", "WorkerMemory"]
 
@@ -53,6 +53,19 @@ class Startup:
         """Count `count` workers that took `spent_s` seconds together."""
         self.count += count
         self.total_s += spent_s
+
+    def imported(self, pid: int, together: int) -> None:
+        """Add what a worker that is no fork has computed before it could be given its first item: mostly imports.
+
+        Args:
+            pid: of the worker.
+            together: workers that start with it, on as many CPUs as there are.
+        """
+        try:
+            spent = psutil.Process(pid).cpu_times()
+        except (OSError, psutil.Error):  # it has ended, or /proc cannot be read
+            return
+        self.total_s += (spent.user + spent.system) / max(1, min(together, cpus_allowed()))
 
 
 class WorkerMemory:

@@ -244,7 +244,7 @@ class Engines:
         # An iterator without an end is not made anew: its sampler begins again.
         if self.loader.persistent_workers or self.kind != "process" or self._period() is not None:
             return 0.0
-        return self.startup.each_s or self.stock_startup.expected_s
+        return self.startup.each_s or max(self.stock_startup.expected_s, self.watch.startup_s)
 
     def _seam(self, pulled: int) -> int | None:
         """Batches up to where a sampler may draw random numbers: ours asks for what follows no sooner than stock."""

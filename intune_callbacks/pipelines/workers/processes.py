@@ -135,7 +135,8 @@ class ProcessPool:
                 )
                 start_process(process, self._method)
                 try:
-                    child = Child(process, Wire(ours, self._reducer), payload, self._told, worker_id == 0)
+                    begun = None if self._method == "fork" else self._imported
+                    child = Child(process, Wire(ours, self._reducer), payload, self._told, worker_id == 0, begun)
                 except BaseException:  # no thread is to be had
                     process.kill()
                     process.join(QUIT_S)
@@ -150,6 +151,9 @@ class ProcessPool:
         with self._lock:
             self._all[process.pid] = child
         return child
+
+    def _imported(self, pid: int) -> None:
+        self.startup.imported(pid, self._count)
 
     def _sent(self) -> Payload | None:
         """Return what new children are sent through their pipes, None where multiprocessing gives it to them."""

@@ -83,6 +83,7 @@ class Child:
         payload: what it waits for; None where it has inherited all it needs.
         told: shared by all children of a pool.
         is_first: what it returns is what the others are told.
+        begun: called with its id once it can compute.
 
     Attributes:
         usable: False once the pipe is not to be read any more.
@@ -90,12 +91,20 @@ class Child:
         failed: why it never will be.
     """
 
-    def __init__(self, process: Any, wire: Wire, payload: Payload | None, told: Told, is_first: bool) -> None:
+    def __init__(
+        self,
+        process: Any,
+        wire: Wire,
+        payload: Payload | None,
+        told: Told,
+        is_first: bool,
+        begun: Callable[[int], None] | None = None,
+    ) -> None:
         self.process, self.wire, self.usable = process, wire, True
         self.ready = threading.Event()
         self.failed: BaseException | None = None
         self.lacks_payload = payload is not None
-        self._payload, self._told, self._is_first = payload, told, is_first
+        self._payload, self._told, self._is_first, self._begun = payload, told, is_first, begun
         # In a thread of its own: what is sent may be large, and it is read only when the process has imported enough.
         self._greeter = threading.Thread(target=self._greet, daemon=True, name="intune-start")
         begin(self._greeter)
@@ -109,6 +118,8 @@ class Child:
                 self.wire.write(self._payload.message())
                 self._payload, self.lacks_payload = None, False
             value = self.wire.receive(self.process.is_alive)
+            if self._begun is not None:
+                self._begun(self.process.pid)
             if self._is_first:
                 told.value = value
         except BaseException as error:
