@@ -182,12 +182,20 @@ def _guilty(observations: Sequence[Observation]) -> str | None:
 
 
 def is_starved(rate: StageRates) -> bool:
-    """Return whether workers have too little to do: what limits feeds them."""
+    """Return whether workers have too little to do: what limits feeds them.
+
+    Args:
+        rate: of their stage in a window.
+    """
     return rate.busy_frac < IDLE and rate.starved_frac > max(rate.busy_frac, rate.blocked_frac)
 
 
 def is_held_up(rate: StageRates) -> bool:
-    """Return whether workers have made all they may and wait until it is taken: what limits comes behind them."""
+    """Return whether workers have made all they may and wait until it is taken: what limits comes behind them.
+
+    Args:
+        rate: of their stage in a window.
+    """
     waits = rate.busy_frac < IDLE and rate.blocked_frac > max(rate.busy_frac, rate.starved_frac)
     return waits and rate.queue_fill >= FULL_QUEUE and rate.held_frac <= IN_LINE and rate.service_cv <= REGULAR
 
