@@ -198,6 +198,15 @@ def test_of_a_dataset_of_unknown_length_the_epochs_left_are_as_long_as_the_last_
     assert [first.remaining_s, *left] == [None, 110, None]
 
 
+def test_of_a_loop_whose_epochs_nobody_knows_as_much_is_left_as_has_passed_or_this_epoch() -> None:
+    """A stranger's epochs of 2 s: at the end of each the run seemed to be over, and nothing was changed for five."""
+    window = Window()
+    window.expect(50, None)
+    early = observe(window, StepTotals(10, 1, 1, 0, 2, epochs=1, epoch_steps=10), samples=10)
+    last = observe(window, StepTotals(98, 10, 10, 0, 20, epochs=2, epoch_batches=50, epoch_steps=48), samples=98)
+    assert [early.remaining_s, last.remaining_s] == [40 * 0.2, 20]
+
+
 def test_epochs_are_as_short_as_the_loop_makes_them() -> None:
     window = Window()
     window.expect(100, 300)

@@ -145,6 +145,11 @@ class Window:
         share_s = totals.epoch_start_s * steps / epoch_batches if epoch_batches is not None else seam_s
         wait_s = max(wait_s - seam_s, 0.0) + share_s
         elapsed_s = wait_s + model_s
+        step_s = _ratio(elapsed_s, steps)
+        remaining_s = None if batches is None else max(0, batches - totals.steps) * step_s
+        if batches is None and epoch_batches is not None and epoch_batches > totals.epoch_steps:
+            # Nobody knows how many epochs: this one goes on to its end, and the run for as long again as it has lasted.
+            remaining_s = max((epoch_batches - totals.epoch_steps) * step_s, totals.wall_s)
         new_samples = samples - self._samples if samples >= self._samples else samples
         stage_rates: Mapping[str, StageRates] = rates(self._stats, stats, stages)
         exposed_frac = None
@@ -169,7 +174,7 @@ class Window:
             exposed_wait_frac=exposed_frac,
             seam_s=share_s,
             epoch_batches=epoch_batches,
-            remaining_s=None if batches is None else max(0, batches - totals.steps) * _ratio(elapsed_s, steps),
+            remaining_s=remaining_s,
         )
 
 

@@ -257,11 +257,7 @@ class Fit(TunedFit):
             self._timer.epoch_begin()
             self._thread = threading.get_ident()
             if self.tuner is not None:
-                length, totals, batches = length_of(self._loaders[0]), self._timer.read(), self.batches
-                if batches is None and length is not None:
-                    # Nobody knows how many epochs: as many as there were, and this one at least.
-                    batches = totals.steps + length * max(1, totals.epochs)
-                self.tuner.expect(length, batches)
+                self.tuner.expect(length_of(self._loaders[0]), self.batches)
 
     def _step_over(self) -> None:
         timer = self._timer  # whose last fetch says without a look at the clock that it is too early
