@@ -58,6 +58,7 @@ class Stage:
             (``prefetch_factor={}``) or in all (``={total}``). Behind a ``#``: a remark or, alone, who wrote it.
         startup_s: seconds the training loop waits for each worker at each epoch's start; 0 where it waits for none.
         delivering: workers that deliver, where they own shards: none that ended without a batch; None while unknown.
+        threads: that it shares with all stages that have this number; None where each worker has its own.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Stage:
     knob: str = ""
     startup_s: float = 0.0
     delivering: int | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

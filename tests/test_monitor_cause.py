@@ -99,14 +99,14 @@ def test_storage_at_the_end_of_its_cycle_has_nothing_to_paste() -> None:
 
 
 def test_calls_that_share_too_few_threads_are_told_so_and_not_of_the_cycle() -> None:
-    knob = f"{INTERLEAVE}  # was tf.data.AUTOTUNE on 2 threads"
-    read = (stage("interleave", 4, 4, kind="io", knob=knob), rate(0.0085, 3e-5, items=8.0))
+    of_two = replace(stage("interleave", 4, 4, kind="io", knob=INTERLEAVE), threads=2)
+    read = (of_two, rate(0.0085, 3e-5, items=8.0))
     (cause,) = causes(window(read, period_s=0.017, wait=0.9, epoch=None))
     assert cause.sentence.endswith("; its 4 calls share the 2 threads TensorFlow has for all")
     assert "private_threadpool_size = 4" in cause.line and cause.gain == pytest.approx(1.7, abs=0.05)
     (crowded,) = causes(window(read, period_s=0.017, wait=0.9, epoch=None, cpus=2.0, idle=0.0))
     assert (crowded.line, crowded.gain) == ("", 1.0) and "cycle" not in crowded.sentence
-    enough = (stage("interleave", 4, 4, kind="io", knob=knob.replace("2 threads", "4 threads")), read[1])
+    enough = (replace(of_two, threads=4), read[1])
     assert "cycle_length" in causes(window(enough, period_s=0.017, wait=0.9, epoch=None))[0].sentence
 
 

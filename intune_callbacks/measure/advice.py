@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["PERSISTENT", "PROCESSES", "PYDATASET", "threads_for", "to_set"]
+__all__ = ["PERSISTENT", "PROCESSES", "PYDATASET", "more_threads", "to_set"]
 
 PERSISTENT = "persistent_workers=True"
 PYDATASET, PROCESSES = "PyDataset(", "use_multiprocessing=True"
@@ -16,8 +15,6 @@ LEAST_THREADS = 2
 TOTAL = "{total}"
 """In the knob of a window that is written in all, not per worker."""
 
-ON_THREADS = re.compile(r"(  # was \d+)? on (\d+) threads$")
-"""How a knob ends whose calls are made on threads that all such stages share: no more are at work at once."""
 POOL = (
     "options = tf.data.Options(); options.threading.private_threadpool_size = {}; "
     "dataset = dataset.with_options(options)  # TensorFlow has {} threads for all calls"
@@ -39,7 +36,7 @@ def to_set(
         window of a stage that has a line is in that line or, where the user's framework ties it to the workers,
         nowhere.
     """
-    stages, pool = _on_threads(wanted, stages)
+    pool = _pool(wanted, stages)
     windows = {entry["window_of"]: entry for entry in stages if entry["window_of"] is not None}
     known = [entry for entry in stages if entry["window_of"] is None and entry.get("knob")]
     inside = [entry for entry in known if entry["knob"].startswith("#")]
@@ -53,32 +50,27 @@ def to_set(
         if entry["name"] in wanted or beside or entry["name"] in persistent:
             line = _line(entry, window if beside else None, wanted, entry["name"] in persistent)
             # Two stages that are written alike are told apart by their names.
-            lines.append(f"{line} ({entry['name']})" if knobs.count(entry["knob"]) > 1 else line)
+            line = f"{line} ({entry['name']})" if knobs.count(entry["knob"]) > 1 else line
+            lines.append(f"{line} on {entry['threads']} threads" if pool and entry.get("threads") else line)
             said |= {entry["name"], *([window["name"]] if window is not None else [])}
-    lines += pool
+    lines += [pool] if pool else []
     was = {entry["name"]: f"was {entry['first']}" for entry in stages}
     was |= {entry["name"]: f"{was[entry['name']]}, {entry['knob'][1:].strip()}" for entry in inside}
     return lines, [f"{name} {value} ({was.get(name, 'was ?')})" for name, value in wanted.items() if name not in said]
 
 
-def threads_for(knob: str, calls: int) -> tuple[int, str]:
-    """Return how many threads make a stage's calls, and the line for one each; 0 where it has them."""
-    found = ON_THREADS.search(knob)
-    threads = int(found[2]) if found else 0
-    return (threads, POOL.format(calls, threads)) if 0 < threads < calls else (0, "")
+def more_threads(calls: int, threads: int) -> str:
+    """Return the line for as many threads of TensorFlow's as there are calls; empty where there are."""
+    return POOL.format(calls, threads) if threads < calls else ""
 
 
-def _on_threads(
-    wanted: Mapping[str, int], stages: Sequence[Mapping[str, Any]]
-) -> tuple[Sequence[Mapping[str, Any]], list[str]]:
-    """Return the stages with their threads told where these are too few for what is wanted, and the line for more."""
-    found = [(entry, ON_THREADS.search(entry.get("knob") or "")) for entry in stages]
-    sharing = [(entry, one) for entry, one in found if one is not None]
-    calls = sum(wanted.get(entry["name"], entry["current"]) for entry, _ in sharing)
-    threads = min((int(one[2]) for _, one in sharing), default=0)
-    if calls > threads and any(entry["name"] in wanted for entry, _ in sharing):
-        return stages, [POOL.format(calls, threads)]
-    return [dict(entry) | {"knob": entry["knob"][: one.start()]} if one else entry for entry, one in found], []
+def _pool(wanted: Mapping[str, int], stages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the line for more threads where those that stages share are too few for what is wanted of them."""
+    sharing = [entry for entry in stages if entry.get("threads")]
+    if not any(entry["name"] in wanted for entry in sharing):
+        return ""
+    calls = sum(wanted.get(entry["name"], entry["current"]) for entry in sharing)
+    return more_threads(calls, min(entry["threads"] for entry in sharing))
 
 
 def _line(

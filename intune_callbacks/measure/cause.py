@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from intune_callbacks.measure import other_causes
-from intune_callbacks.measure.advice import PROCESSES, PYDATASET, threads_for, to_set
+from intune_callbacks.measure.advice import PROCESSES, PYDATASET, more_threads, to_set
 from intune_callbacks.measure.evidence import NONE, Cause, Evidence
 from intune_callbacks.measure.measured import LONG_WAIT_S, READS, Measured
 from intune_callbacks.measure.other_causes import entries, if_it_pays
@@ -241,8 +241,9 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         if found.gain >= LEAST_GAIN or helped:
             sentence += ": more workers overlap the waits, more CPUs do not help"
         elif stage.kind == "io" and stage.current >= stage.high:
-            threads, pool = threads_for(stage.knob, stage.current)
-            if threads:  # no more calls are at work at once, however long the cycle
+            threads = stage.threads or stage.current
+            pool = more_threads(stage.current, threads)
+            if pool:  # no more calls are at work at once, however long the cycle
                 sentence += f"; its {stage.current} calls share the {count(threads, 'thread')} TensorFlow has for all"
                 return _by_threads(seen, known, stage, Cause("serial", stage.name, sentence, pool), threads)
             longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"

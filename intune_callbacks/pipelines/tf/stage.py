@@ -63,20 +63,20 @@ class GraphStage:
     library: str = ""
     calls: bool = False
 
-    def knob(self, threads: int = 0) -> str:
-        """Return how the user writes the number, or where it is out of reach; see `intune_callbacks.Stage`.
-
-        Args:
-            threads: of TensorFlow, on which the calls of all stages are made; 0 for any.
-        """
+    def knob(self) -> str:
+        """Return how the user writes the number, or where it is out of reach; see `intune_callbacks.Stage`."""
         if self.library:
             return f"# inside {self.library}"
         what = "..." if self.kind == "batch" else self.name.split("#")[0]
         code = ".prefetch({})" if self.kind == "prefetch" else f".{self.kind}({what}, num_parallel_calls={{}})"
-        was = "was tf.data.AUTOTUNE" if self.automatic else ""
-        if threads > 0 and not self.unbounded and (self.kind == "map" or self.calls):
-            was = f"{was or f'was {self.value}'} on {threads} threads"  # read by `measure.advice`
-        return f"{code}  # {was}" if was else code
+        if not self.automatic and not self.is_on_pool:
+            return code
+        return f"{code}  # was {'tf.data.AUTOTUNE' if self.automatic else self.value}"  # more calls than threads, maybe
+
+    @property
+    def is_on_pool(self) -> bool:
+        """Whether its calls are made on threads of TensorFlow that all stages share."""
+        return not self.library and not self.unbounded and (self.kind == "map" or self.calls)
 
 
 def in_turn(graph: DatasetGraph, node: Any, kind: Kind, value: int) -> str:

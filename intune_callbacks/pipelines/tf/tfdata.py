@@ -210,16 +210,16 @@ class DatasetPipeline:
 
     def _parts(self, stage: GraphStage) -> tuple[Stage, ...]:
         workers, window = self._workers[stage.name], self._window[stage.name]
-        name = stage.name
+        name, knob, threads = stage.name, stage.knob(), self._threads if stage.is_on_pool else None
         if stage.kind == "prefetch":
-            return (Stage(name, "memory", "items", 1, max(MAX_WINDOW, window), window, knob=stage.knob()),)
+            return (Stage(name, "memory", "items", 1, max(MAX_WINDOW, window), window, knob=knob),)
         if stage.kind == "interleave":
             most = stage.high if stage.high is not None and stage.high > 0 else self._most.get(name, workers)
             when: Literal["now", "epoch"] = "epoch" if name in self._late else "now"
             high = max(workers, min(self._high, most))
-            return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=stage.knob(self._threads)),)
+            return (Stage(name, "io", "workers", 1, high, workers, when=when, knob=knob, threads=threads),)
         high = max(self._high, workers, stage.value)
-        computes = Stage(name, "cpu", "workers", 1, high, workers, knob=stage.knob(self._threads))
+        computes = Stage(name, "cpu", "workers", 1, high, workers, knob=knob, threads=threads)
         return (computes,) if stage.fused else windowed(computes, window, high=max(MAX_WINDOW, window))
 
     def _set(self, stage: GraphStage, wanted: Mapping[str, int]) -> None:
