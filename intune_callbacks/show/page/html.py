@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib import resources
+from functools import cache
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
@@ -95,38 +96,45 @@ def check_packages() -> None:
     Raises:
         MissingPackage: plotly or jinja2 is not installed.
     """
-    _environment()
-    _plotly_source()
+    for package in ("plotly", "jinja2"):
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise MissingPackage(package, "report") from error
 
 
+@cache  # each fit of a search writes a page
 def _plotly_source() -> str:
     """Return the text of plotly.js, which plotly brings along, for a page that draws lines only."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise MissingPackage("plotly", "report") from error
+    from plotly.offline import get_plotlyjs
+
     whole = str(get_plotlyjs())
     lines_only, found = OTHER_KINDS.subn(".register([])", whole)
     return lines_only if found == 1 else whole
 
 
-def _environment() -> Any:
-    try:
-        from jinja2 import Environment
-    except ImportError as error:
-        raise MissingPackage("jinja2", "report") from error
+@cache
+def _template() -> Any:
+    from jinja2 import Environment
+
     made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
-    return made
+    return made.from_string(_text("page.html.j2"))
+
+
+def _text(name: str) -> str:
+    return resources.files("intune_callbacks.show.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _page(*, drawings: dict[str, Any], **shown: Any) -> str:
-    files = resources.files("intune_callbacks.show.page")
-    template, style, script = (
-        files.joinpath(name).read_text(encoding="utf-8") for name in ("page.html.j2", "page.css", "page.js")
-    )
+    check_packages()
     figures = {key: drawing.figure for key, drawing in drawings.items() if drawing is not None}
     given = {"words": words, "card": card, "allocation_line": allocation_line, "wait_of_rank": wait_of_rank}
-    given |= {"style": style, "script": script, "plotly": _plotly_source(), "version": __version__}
+    given |= {
+        "style": _text("page.css"),
+        "script": _text("page.js"),
+        "plotly": _plotly_source(),
+        "version": __version__,
+    }
     given |= {"SIGNS": SIGNS, "LISTED": LISTED, "figures": figures, "drawings": drawings}
-    return str(_environment().from_string(template).render(given | shown))
+    return str(_template().render(given | shown))
