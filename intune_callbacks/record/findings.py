@@ -10,7 +10,7 @@ from typing import Any
 from intune_callbacks.guard.guard import ALARM, RESTORED
 from intune_callbacks.measure.advice import to_set
 from intune_callbacks.measure.cause import advice, causes
-from intune_callbacks.measure.evidence import Cause, Evidence
+from intune_callbacks.measure.evidence import Cause, Evidence, measured_hints, tried
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.outgrow import outgrow
 from intune_callbacks.measure.predict import LEAST_GAIN, Advice
@@ -26,8 +26,6 @@ LEAST_LOSS, ERRORS = 0.03, 2.0
 machine changes by some percent, and of normal errors 5 % are larger."""
 MOSTLY = 0.5
 """Share of the time a batch takes longer from which on that is the model's. A choice: the larger part."""
-RAISED = 1.5
-"""Factor on its workers from which on a stage counts as tried with more. A choice: less brings too little to see."""
 LAST_DECISIONS = 2
 """Decisions at the end whose vetoes are a cause: what the guard refuses now, not what it once refused."""
 OF_NUMBERS = ("storage", "workers", "loader", "startup")
@@ -70,6 +68,7 @@ def build_report(
         cause=cause,
         next=do,
         advice=advised,
+        hints=measured_hints(summary.hints, _wanted(summary, advised), last),
         causes=tuple(replace(one, gain=round(one.gain, 3)) for one in last),
         outgrow=outgrow(after, known.share) if after is not None and is_cpu else None,
         before=replace(summary.before, measured=None),
@@ -104,7 +103,7 @@ def _evidence(summary: Report) -> Evidence:
     return Evidence(
         hints=summary.hints,
         whole={"steps": summary.steps} | {key: value for key, value in whole.items() if value is not None},
-        tried=_tried(summary.decisions),
+        tried=tried(summary.decisions),
         vetoes=tuple(veto for decision in last[over + 1 :] for veto in decision["vetoes"]),
         first={row.name: row.first for row in summary.stages if row.first is not None},
         order=summary.settings.get("order", {}).get("value", "same"),
@@ -123,19 +122,6 @@ def _then(summary: Report, known: Evidence) -> Evidence:
     """Before the first change nothing was tried; what was tried in vain later is a reason where the run went back."""
     kept = {row.name for row in summary.stages if row.first is not None and row.current > row.first}
     return replace(known, tried={name: brought for name, brought in known.tried.items() if name not in kept})
-
-
-def _tried(decisions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Stage name -> the most that clearly more workers for it, and for no other, have brought."""
-    tried: dict[str, float] = {}
-    for decision in decisions:
-        before, after = decision["before"], decision["after"]
-        moved = [name for name, n in after.items() if before.get(name) != n and not name.endswith(".window")]
-        if decision["applied"] and decision["effect"] is not None and len(moved) == 1:
-            (name,) = moved
-            if after[name] >= RAISED * max(1, before.get(name, 1)):
-                tried[name] = max(decision["effect"], tried.get(name, 0.0))
-    return tried
 
 
 def _advice(summary: Report, seen: Measured | None, known: Evidence) -> Advice:
@@ -157,6 +143,12 @@ def _advised(summary: Report, found: Advice, last: Sequence[Cause], seen: Measur
         return None
     gain = min(gain, (seen.period_s + seen.seam_s) / seen.model_s)  # no input is faster than the model
     return {"allocation": found.allocation, "gain": round(gain, 3), "lines": lines, "words": words}
+
+
+def _wanted(summary: Report, advised: Mapping[str, Any] | None) -> dict[str, int]:
+    """The numbers that this run gave reasons for."""
+    changed = {row.name: row.current for row in summary.stages if row.first not in (None, row.current)}
+    return changed | (advised["allocation"] if advised is not None else {})
 
 
 def _slower(summary: Report, before: Measured | None, after: Measured | None) -> tuple[str, str]:
