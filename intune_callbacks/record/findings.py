@@ -53,6 +53,7 @@ def build_report(
     first = causes(_told(before, summary.before), _then(summary, known))
     last = causes(_told(after, summary.after), known)
     advised = _advised(summary, _advice(summary, after, known), last, after)
+    moved = {row.name: row.current for row in summary.stages if row.first not in (None, row.current)}
     is_cpu = bool(last) and last[0].kind == "cpu"
     slower, by_itself = _slower(summary, before, after)
     if slower:
@@ -68,7 +69,7 @@ def build_report(
         cause=cause,
         next=do,
         advice=advised,
-        hints=measured_hints(summary.hints, _wanted(summary, advised), last),
+        hints=measured_hints(summary.hints, (advised or {}).get("allocation", {}) | moved, last),
         causes=tuple(replace(one, gain=round(one.gain, 3)) for one in last),
         outgrow=outgrow(after, known.share) if after is not None and is_cpu else None,
         before=replace(summary.before, measured=None),
@@ -145,12 +146,6 @@ def _advised(summary: Report, found: Advice, last: Sequence[Cause], seen: Measur
     return {"allocation": found.allocation, "gain": round(gain, 3), "lines": lines, "words": words}
 
 
-def _wanted(summary: Report, advised: Mapping[str, Any] | None) -> dict[str, int]:
-    """The numbers that this run gave reasons for."""
-    changed = {row.name: row.current for row in summary.stages if row.first not in (None, row.current)}
-    return changed | (advised["allocation"] if advised is not None else {})
-
-
 def _slower(summary: Report, before: Measured | None, after: Measured | None) -> tuple[str, str]:
     """Say that the run lost speed beyond what chance explains; nothing where it did not.
 
@@ -220,7 +215,7 @@ def _next(
     summary: Report, note: str | None, first: Sequence[Cause], last: Sequence[Cause], advised: dict[str, Any] | None
 ) -> str:
     verdict, mode = summary.after.verdict, summary.mode
-    # What feeds a live stage, and the line that gives it workers; nothing was measured that could promise a gain.
+    # What feeds a live stage, and the line that gives it workers; no gain can be promised.
     fed = f"\n{last[0].line}" if last and last[0].kind == "serial" and last[0].line else ""
     if note:
         return "\n".join([note, *_pasted(advised)])
@@ -278,9 +273,19 @@ def _unchanged(summary: Report, last: Sequence[Cause], fed: str) -> str:
     if fed:
         return f"paste what is below, for {last[0].sentence}{fed}"
     why = "no gain is predicted"
-    if summary.after.verdict == "input-bound" and not any(row.unit == "workers" for row in summary.stages):
+    waits = summary.after.verdict == "input-bound"
+    if waits and not any(row.unit == "workers" for row in summary.stages):
         why = "what makes the batches has no number of workers that could be set"
+    elif waits and summary.mode != "tune" and not last and (unseen := _unseen(summary)):
+        return f"run with mode='tune': what the workers of {', '.join(unseen)} do is measured only there"
     return f"nothing to change: {last[0].sentence if last else why}"
+
+
+def _unseen(summary: Report) -> list[str]:
+    """The stages of which no item was seen, as those of a `ParallelMapper` whose workers are processes of its own."""
+    measured = summary.after.measured
+    seen = {name for name, rate in measured.rates.items() if rate.items} if measured is not None else set()
+    return [repr(row.name) for row in summary.stages if row.unit == "workers" and row.current and row.name not in seen]
 
 
 def _pasted(advised: Mapping[str, Any] | None, instead: str = "") -> list[str]:
