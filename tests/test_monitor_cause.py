@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from cause_windows import INTERLEAVE, LOADER, MAP, rate, stage, window
 from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.measure.cause import advice, causes
-from intune_callbacks.measure.evidence import Evidence
+from intune_callbacks.measure.evidence import Cause, Evidence, measured_hints
 from intune_callbacks.measure.measured import measured
 from intune_callbacks.measure.predict import LEAST_GAIN, promised
 from intune_callbacks.record.before_after import describe
@@ -246,6 +247,35 @@ def test_serial(limit: Stage, rates: StageRates, known: Evidence, told: str) -> 
     assert (cause.kind, cause.stage, cause.line, cause.gain) == ("serial", limit.name, "", 1.0)
     assert told in cause.sentence
     assert advice(seen, known).allocation == {}
+
+
+def test_a_trial_of_workers_that_each_epoch_starts_is_told_as_one() -> None:
+    load = (stage("load", 4, knob=LOADER, when="now", startup_s=0.5), rate(0.04, 0.01))
+    known = Evidence(tried={"load": 0.57})
+    cause, *rest = causes(window(load, seam_s=5.0), known)
+    assert cause.sentence.endswith("brought nothing when tried (× 0.57), while each epoch started them anew")
+    assert [one.kind for one in rest] == ["startup"]
+    cause, *rest = causes(window(load), known)
+    assert cause.sentence.endswith("brought nothing when tried (× 0.57)") and rest == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "kept"),
+    [
+        ({}, "cpu", 3),
+        ({"load": 2}, "workers", 3),
+        ({"load": 13, "load.window": 26}, "workers", 2),
+        ({"load": 1, "load.window": 8}, "cpu", 3),
+        ({}, "storage", 2),
+    ],
+)
+def test_fewer_workers_are_not_advised_where_more_were_measured(wanted: dict[str, int], kind: Any, kept: int) -> None:
+    hints = [
+        Hint("4 workers on 2 CPUs", "num_workers=2  # more only where they wait for reads", "workers"),
+        Hint("a shuffle", ".shuffle(2048)", "shuffle"),
+        Hint("a map", ".map(f, num_parallel_calls=tf.data.AUTOTUNE)", "workers", "f"),
+    ]
+    assert measured_hints(hints, wanted, [Cause(kind, "load", "")]) == tuple(hints[3 - kept :])
 
 
 def test_what_brought_something_is_not_serial() -> None:

@@ -254,6 +254,21 @@ def test_the_whole_run_is_in_the_head_and_starts_of_epochs_on_the_axis(tmp_path:
     assert "start of an epoch" in page.text
 
 
+def test_times_count_from_the_begin_of_the_run(tmp_path: Path) -> None:
+    report = make_run(tmp_path, 40, warmup_batches=50)
+
+    def first_s() -> float:
+        return float(Reader(page_html(read(tmp_path))).data["course"]["times"]["t"][0])
+
+    first = read(tmp_path)[0].lines[0]
+    begun_s, warm_s = report["wall_s"] - read(tmp_path)[0].lines[-1]["at_s"], 1.0
+    since_s = first_s()
+    assert since_s > first["observation"]["elapsed_s"] + warm_s  # as what the card says: settled after
+    assert since_s == pytest.approx(first["at_s"] + begun_s, abs=0.5)
+    (tmp_path / "report.json").unlink()  # while it runs that is not known
+    assert first_s() == pytest.approx(first["observation"]["elapsed_s"], rel=0.01)
+
+
 def test_a_run_that_became_slower_is_red(tmp_path: Path) -> None:
     report = make_run(tmp_path, 10)
     (tmp_path / "report.json").write_text(json.dumps(report | {"verdict": "slower than before"}))

@@ -20,6 +20,7 @@ from intune_callbacks.record.card import end_card
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.report import Report, write_report
 from intune_callbacks.session.tuner import Tuner
+from intune_callbacks.types import StageRates
 
 KEYS = {
     *("verdict", "before", "after", "decisions", "mode", "mode_source", "stages", "versions", "auc", "frozen"),
@@ -105,6 +106,16 @@ def test_advice_says_the_numbers_to_set() -> None:
     assert report.changes == 0
     assert report.next.startswith("set decode ")
     assert "(was 1)" in report.next
+
+
+def test_workers_that_cannot_be_seen_from_outside_are_said_to_be_measured_in_tune() -> None:
+    summary = run(mode="advise")
+    measured = summary.after.measured
+    assert measured is not None
+    blank = {name: StageRates(0, *(0.0,) * 10) for name in measured.rates}
+    blind = replace(summary.after, verdict="input-bound", stage=None, measured=replace(measured, rates=blank))
+    told = build_report(replace(summary, before=blind, after=blind)).next
+    assert told == "run with mode='tune': what the workers of 'decode' do is measured only there"
 
 
 def test_advice_is_in_the_words_of_the_users_pipeline() -> None:

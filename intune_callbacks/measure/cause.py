@@ -15,6 +15,7 @@ from intune_callbacks.measure.predict import (
     WAITS,
     Advice,
     advise,
+    is_started_anew,
     limiting,
     promised,
     step_s,
@@ -66,8 +67,7 @@ def causes(seen: Measured | None, known: Evidence = NONE) -> tuple[Cause, ...]:
     found = sorted((cause for cause in others if cause is not None), key=lambda cause: -cause.gain)
     if limit is None and not found:
         return (other_causes.model(seen),) if seen.wait_frac < WAITS else ()
-    first = [limit] if limit is not None else []
-    return (*first, *found)
+    return (*([limit] if limit is not None else []), *found)
 
 
 def advice(seen: Measured | None, known: Evidence = NONE) -> Advice:
@@ -214,7 +214,9 @@ def _tried(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     brought = known.tried.get(stage.name)
     if brought is None or brought >= BROUGHT_NOTHING:
         return None
-    return Cause("serial", stage.name, f"more workers for {stage.name!r} brought nothing when tried ({ratio(brought)})")
+    anew = ", while each epoch started them anew" if is_started_anew(stage) and seen.seam_s > 0.0 else ""
+    nothing = f"more workers for {stage.name!r} brought nothing when tried ({ratio(brought)}){anew}"
+    return Cause("serial", stage.name, nothing)
 
 
 def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
@@ -234,8 +236,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         waits_s = rate.service_s - rate.service_cpu_s
         is_unsure = _is_crowded(seen) and (rate.service_cpu_s >= READS * rate.service_s or waits_s <= LONG_WAIT_S)
         of_what = "its reads or a CPU, of which none is free," if is_unsure else "its reads"
-        waits = f"waits {moment(waits_s)} for {of_what}"
-        sentence = f"{item} {waits} and computes {moment(rate.service_cpu_s)}"
+        sentence = f"{item} waits {moment(waits_s)} for {of_what} and computes {moment(rate.service_cpu_s)}"
         # What the run showed counts more than what idle CPUs say: others may have had them for that moment alone.
         helped = known.first.get(stage.name) == stage.current and known.tried.get(stage.name, 0.0) >= LEAST_GAIN
         if found.gain >= LEAST_GAIN or helped:
@@ -297,5 +298,4 @@ def _knows_cpu(seen: Measured, stage: Stage) -> bool:
 
 
 def _lines(seen: Measured, known: Evidence, found: Advice) -> str:
-    code, _ = to_set(found.allocation, entries(seen, known), found.persistent)
-    return "\n".join(code)
+    return "\n".join(to_set(found.allocation, entries(seen, known), found.persistent)[0])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from intune_callbacks.types import Hint
 
-__all__ = ["NONE", "Cause", "Evidence"]
+__all__ = ["NONE", "Cause", "Evidence", "measured_hints", "tried"]
+
+RAISED = 1.5
+"""Factor on its workers from which on a stage counts as tried with more. A choice: less brings too little to see."""
+WORKERS_LINE = "num_workers="
+"""How a hint begins that says a number of workers before anything was measured."""
 
 # fmt: off
 Kind = Literal[
@@ -79,3 +85,39 @@ class Evidence:
 
 NONE = Evidence()
 """Nothing is known beside the windows."""
+
+
+def tried(decisions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return, by stage, the most that clearly more workers for it, and for no other, have brought.
+
+    Args:
+        decisions: as in the report.
+    """
+    found: dict[str, float] = {}
+    for decision in decisions:
+        before, after = decision["before"], decision["after"]
+        moved = [name for name, n in after.items() if before.get(name) != n and not name.endswith(".window")]
+        if decision["applied"] and decision["effect"] is not None and len(moved) == 1:
+            (name,) = moved
+            if after[name] >= RAISED * max(1, before.get(name, 1)):
+                found[name] = max(decision["effect"], found.get(name, 0.0))
+    return found
+
+
+def measured_hints(hints: Sequence[Hint], wanted: Mapping[str, int], last: Sequence[Cause]) -> tuple[Hint, ...]:
+    """Return the hints without those that say a smaller number of workers than what was measured.
+
+    Args:
+        hints: of the pipeline as it is written, and as it ran.
+        wanted: stage name -> the number that this run gave reasons for.
+        last: why it is not faster now, what limits first.
+    """
+    waits = bool(last) and last[0].kind == "storage"
+
+    def is_refuted(hint: Hint) -> bool:
+        least = re.match(rf"{WORKERS_LINE}(\d+)", hint.line)
+        if hint.kind != "workers" or least is None:
+            return False
+        return waits or any(n > int(least[1]) for name, n in wanted.items() if not name.endswith(".window"))
+
+    return tuple(hint for hint in hints if not is_refuted(hint))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -64,6 +65,7 @@ class BeforeAfter:
         self.changes = 0
         self.settled_after_s: float | None = None
         self.now = Mark()
+        self._begin_at_s: float | None = None
         self._after: deque[Observation] = deque(maxlen=LAST_WINDOWS)
         self._earlier: tuple[Observation, ...] = ()
         # Of all windows, not only of those that are remembered.
@@ -109,6 +111,8 @@ class BeforeAfter:
     def observed(self, observation: Observation) -> None:
         """Take one window."""
         self._windows.append(observation)
+        if self._begin_at_s is None and math.isfinite(observation.at_s):
+            self._begin_at_s = round(observation.at_s - self.now.totals.wall_s, 3)
         (self._waited if self.changes else self._waited_before).add(observation)
         if len(self._first_rates) < AT_A_CHANGE and observation.samples_per_s > 0.0:
             self._first_rates.append(observation.samples_per_s)
@@ -160,7 +164,8 @@ class BeforeAfter:
             "throughput_batches_per_s": _rate(totals.steps, wall_s),
             "wait_frac": _rate(totals.wait_s, wall_s),
         }
-        return replace(_figures(Mark(), self.now), **rates, first_batch_s=six_digits(totals.first_batch_s))
+        rates |= {"first_batch_s": six_digits(totals.first_batch_s), "begin_at_s": self._begin_at_s}
+        return replace(_figures(Mark(), self.now), **rates)
 
 
 def describe(

@@ -10,7 +10,7 @@ from typing import Any
 from intune_callbacks.guard.guard import ALARM, RESTORED
 from intune_callbacks.measure.advice import to_set
 from intune_callbacks.measure.cause import advice, causes
-from intune_callbacks.measure.evidence import Cause, Evidence
+from intune_callbacks.measure.evidence import Cause, Evidence, measured_hints, tried
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.outgrow import outgrow
 from intune_callbacks.measure.predict import LEAST_GAIN, Advice
@@ -26,8 +26,6 @@ LEAST_LOSS, ERRORS = 0.03, 2.0
 machine changes by some percent, and of normal errors 5 % are larger."""
 MOSTLY = 0.5
 """Share of the time a batch takes longer from which on that is the model's. A choice: the larger part."""
-RAISED = 1.5
-"""Factor on its workers from which on a stage counts as tried with more. A choice: less brings too little to see."""
 LAST_DECISIONS = 2
 """Decisions at the end whose vetoes are a cause: what the guard refuses now, not what it once refused."""
 OF_NUMBERS = ("storage", "workers", "loader", "startup")
@@ -55,6 +53,7 @@ def build_report(
     first = causes(_told(before, summary.before), _then(summary, known))
     last = causes(_told(after, summary.after), known)
     advised = _advised(summary, _advice(summary, after, known), last, after)
+    moved = {row.name: row.current for row in summary.stages if row.first not in (None, row.current)}
     is_cpu = bool(last) and last[0].kind == "cpu"
     slower, by_itself = _slower(summary, before, after)
     if slower:
@@ -70,6 +69,7 @@ def build_report(
         cause=cause,
         next=do,
         advice=advised,
+        hints=measured_hints(summary.hints, (advised or {}).get("allocation", {}) | moved, last),
         causes=tuple(replace(one, gain=round(one.gain, 3)) for one in last),
         outgrow=outgrow(after, known.share) if after is not None and is_cpu else None,
         before=replace(summary.before, measured=None),
@@ -104,7 +104,7 @@ def _evidence(summary: Report) -> Evidence:
     return Evidence(
         hints=summary.hints,
         whole={"steps": summary.steps} | {key: value for key, value in whole.items() if value is not None},
-        tried=_tried(summary.decisions),
+        tried=tried(summary.decisions),
         vetoes=tuple(veto for decision in last[over + 1 :] for veto in decision["vetoes"]),
         first={row.name: row.first for row in summary.stages if row.first is not None},
         order=summary.settings.get("order", {}).get("value", "same"),
@@ -123,19 +123,6 @@ def _then(summary: Report, known: Evidence) -> Evidence:
     """Before the first change nothing was tried; what was tried in vain later is a reason where the run went back."""
     kept = {row.name for row in summary.stages if row.first is not None and row.current > row.first}
     return replace(known, tried={name: brought for name, brought in known.tried.items() if name not in kept})
-
-
-def _tried(decisions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Stage name -> the most that clearly more workers for it, and for no other, have brought."""
-    tried: dict[str, float] = {}
-    for decision in decisions:
-        before, after = decision["before"], decision["after"]
-        moved = [name for name, n in after.items() if before.get(name) != n and not name.endswith(".window")]
-        if decision["applied"] and decision["effect"] is not None and len(moved) == 1:
-            (name,) = moved
-            if after[name] >= RAISED * max(1, before.get(name, 1)):
-                tried[name] = max(decision["effect"], tried.get(name, 0.0))
-    return tried
 
 
 def _advice(summary: Report, seen: Measured | None, known: Evidence) -> Advice:
@@ -228,7 +215,7 @@ def _next(
     summary: Report, note: str | None, first: Sequence[Cause], last: Sequence[Cause], advised: dict[str, Any] | None
 ) -> str:
     verdict, mode = summary.after.verdict, summary.mode
-    # What feeds a live stage, and the line that gives it workers; nothing was measured that could promise a gain.
+    # What feeds a live stage, and the line that gives it workers; no gain can be promised.
     fed = f"\n{last[0].line}" if last and last[0].kind == "serial" and last[0].line else ""
     if note:
         return "\n".join([note, *_pasted(advised)])
@@ -286,9 +273,19 @@ def _unchanged(summary: Report, last: Sequence[Cause], fed: str) -> str:
     if fed:
         return f"paste what is below, for {last[0].sentence}{fed}"
     why = "no gain is predicted"
-    if summary.after.verdict == "input-bound" and not any(row.unit == "workers" for row in summary.stages):
+    waits = summary.after.verdict == "input-bound"
+    if waits and not any(row.unit == "workers" for row in summary.stages):
         why = "what makes the batches has no number of workers that could be set"
+    elif waits and summary.mode != "tune" and not last and (unseen := _unseen(summary)):
+        return f"run with mode='tune': what the workers of {', '.join(unseen)} do is measured only there"
     return f"nothing to change: {last[0].sentence if last else why}"
+
+
+def _unseen(summary: Report) -> list[str]:
+    """The stages of which no item was seen, as those of a `ParallelMapper` whose workers are processes of its own."""
+    measured = summary.after.measured
+    seen = {name for name, rate in measured.rates.items() if rate.items} if measured is not None else set()
+    return [repr(row.name) for row in summary.stages if row.unit == "workers" and row.current and row.name not in seen]
 
 
 def _pasted(advised: Mapping[str, Any] | None, instead: str = "") -> list[str]:

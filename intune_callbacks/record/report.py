@@ -37,6 +37,7 @@ class Span:
         running_samples_per_s: over the wall without pauses and starts of epochs.
         wait_frac: share of the time waited for data, 0..1.
         first_batch_s: seconds to the first batch; of a whole run only.
+        begin_at_s: wall clock of its begin, as `at_s` of the history; of a whole run in which a window was seen only.
     """
 
     samples: int | None = None
@@ -50,6 +51,7 @@ class Span:
     running_samples_per_s: float | None = None
     wait_frac: float | None = None
     first_batch_s: float | None = None
+    begin_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

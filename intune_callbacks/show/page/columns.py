@@ -59,7 +59,7 @@ class RunColumns:
     """Columns of equal length, one entry for each decision.
 
     Args:
-        at_s: seconds since the first window began.
+        at_s: seconds since the run began; where that is not known, since its first window did.
         steps: batches seen by then.
         machine: figures of the whole by name, as in ``observation`` of a history line; units in the names.
         allocation: stage -> its value from then on.
@@ -90,17 +90,18 @@ class RunColumns:
         return [index for index, seam_s in enumerate(self.machine["seam_s"]) if seam_s]
 
 
-def columns_of(lines: Sequence[Mapping[str, Any]]) -> RunColumns:
+def columns_of(lines: Sequence[Mapping[str, Any]], begin_at_s: float | None = None) -> RunColumns:
     """Return the columns of a history.
 
     Args:
         lines: of `history.jsonl`; what is missing in one becomes None.
+        begin_at_s: when the run began, by the clock of the lines; None where that is not known.
     """
     seen = [_mapping(line.get("observation")) for line in lines]
     rates = [_mapping(one.get("rates")) for one in seen]
     after = [_mapping(line.get("after")) for line in lines]
     return RunColumns(
-        _times(lines, seen),
+        _times(lines, seen, begin_at_s),
         [number(line.get("step")) for line in lines],
         {name: [number(one.get(name)) for one in seen] for name in OF_ALL},
         {name: [number(one.get(name)) for one in after] for name in _names(after)},
@@ -171,11 +172,14 @@ def _events(lines: Sequence[Mapping[str, Any]]) -> Iterable[Event]:
         yield Event(tuple(kinds), change, str(line.get("reason") or ""), "; ".join(vetoes), number(line.get("effect")))
 
 
-def _times(lines: Sequence[Mapping[str, Any]], seen: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Seconds from the begin of the first window; a line without a time stands where the one before it does."""
+def _times(
+    lines: Sequence[Mapping[str, Any]], seen: Sequence[Mapping[str, Any]], begin_at_s: float | None
+) -> list[float]:
+    """Seconds from the begin; a line without a time stands where the one before it does."""
     at = [number(line.get("at_s")) for line in lines]
     known = [(value, number(one.get("elapsed_s")) or 0.0) for value, one in zip(at, seen, strict=True) if value]
     start = known[0][0] - known[0][1] if known else 0.0
+    start = min(start, begin_at_s) if begin_at_s is not None else start
     times: list[float] = []
     for value in at:
         times.append(max(value - start if value is not None else 0.0, times[-1] if times else 0.0))

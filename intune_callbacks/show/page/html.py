@@ -13,8 +13,9 @@ from intune_callbacks import __version__, words
 from intune_callbacks.errors import MissingPackage
 from intune_callbacks.record import card
 from intune_callbacks.record.files import write_whole
+from intune_callbacks.record.report import Span
 from intune_callbacks.show.page.boxes import boxes, facts, wait_of_rank
-from intune_callbacks.show.page.columns import columns_of
+from intune_callbacks.show.page.columns import RunColumns, columns_of
 from intune_callbacks.show.page.comparison import allocation_line, before_and_after, two_runs
 from intune_callbacks.show.page.figures import draw, draw_together
 from intune_callbacks.show.page.plot import SIGNS
@@ -40,7 +41,7 @@ def page_html(runs: Sequence[Run]) -> str:
         MissingPackage: plotly or jinja2 is not installed.
     """
     first = runs[0]
-    of_runs = [columns_of(run.lines) for run in runs]
+    of_runs = [_course(run) for run in runs]
     columns, report = of_runs[0], first.report
     labels = [f"rank {run.rank}" for run in runs]
     together = draw_together(dict(zip(labels, of_runs, strict=True))) if len(runs) > 1 else None
@@ -67,9 +68,13 @@ def comparison_html(first: Run, second: Run) -> str:
     """
     both = (first, second)
     names = [run.name if first.name != second.name else str(run.folder) for run in both]
-    together = draw_together({name: columns_of(run.lines) for name, run in zip(names, both, strict=True)})
+    together = draw_together({name: _course(run) for name, run in zip(names, both, strict=True)})
     notes = [f"{name}: {note}" for name, run in zip(names, both, strict=True) for note in run.notes]
     return _page(names=names, rows=two_runs(first, second), drawings={"together": together}, notes=notes)
+
+
+def _course(run: Run) -> RunColumns:
+    return columns_of(run.lines, (run.report.whole or Span()).begin_at_s)
 
 
 def write(path: Path, page: str, through: bool = False) -> Path:
