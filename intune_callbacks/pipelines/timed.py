@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from threading import Thread
@@ -10,26 +11,43 @@ from types import FrameType
 from typing import Any, Protocol
 
 from intune_callbacks.pipelines.delivered import Delivery, Followed
+from intune_callbacks.types import Hint
 
-__all__ = ["TimedIterator", "has_thread"]
+__all__ = ["AHEAD", "INSIDE", "TimedIterator", "made_ahead"]
 
-DEEPEST, LONGEST = 4, 256
-"""How deep, and in how long dicts, one looks for a thread."""
+DEEPEST, LONGEST, MOST = 7, 256, 4096
+"""How deep, in how long containers and among how many objects one looks for who makes the batches."""
+
+# An iterator of the loader's own may do so, such as a `BackgroundGenerator`, or a `zip` of other loaders.
+AHEAD = Hint("a thread makes the batches ahead, one after the other", kind="ahead", stage="load")
+INSIDE = Hint(
+    "loaders inside this one make its batches, in workers of their own, whose number is yours to set there",
+    kind="serial",
+    stage="load",
+)
 
 
-def has_thread(iterator: object) -> bool:
-    """Return whether an iterator, or one inside it, is a thread or holds one, which then makes its batches ahead."""
-    level: list[object] = [iterator]
+def made_ahead(iterator: object) -> Hint | None:
+    """Return who makes the batches ahead where an iterator, or one inside it, is or holds a thread, or has workers."""
+    workers = getattr(sys.modules.get("torch.utils.data.dataloader"), "_MultiProcessingDataLoaderIter", ())
+    level, seen = [iterator], 0
     for _ in range(DEEPEST):
-        if any(isinstance(value, (Thread, Executor)) for value in level):
-            return True
+        for value in level:
+            if isinstance(value, (Thread, Executor)):
+                return AHEAD
+            if isinstance(value, workers):
+                return INSIDE
+        seen += len(level)
+        if seen > MOST:
+            break
         level = [part for value in level for part in _parts(value)]
-    return False
+    return None
 
 
 def _parts(value: object) -> list[object]:
     kind = type(value)
-    if not (kind is FrameType or hasattr(kind, "__next__") or (type(value) is dict and len(value) <= LONGEST)):
+    is_small = kind in (dict, list, tuple) and len(value) <= LONGEST  # type: ignore[arg-type]
+    if not (is_small or kind is FrameType or hasattr(kind, "__next__")):
         return []
     # A frame also refers to the names around it, and to who called it.
     return [part for part in gc.get_referents(value) if kind is not FrameType or type(part) not in (dict, FrameType)]

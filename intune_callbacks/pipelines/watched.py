@@ -13,7 +13,7 @@ import psutil
 from intune_callbacks.pipelines.base import MAX_PROCESSES, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.delivered import Delivery
-from intune_callbacks.pipelines.timed import TimedIterator, has_thread
+from intune_callbacks.pipelines.timed import INSIDE, TimedIterator, made_ahead
 from intune_callbacks.pipelines.worker_cost import WorkerMemory
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage, StageStats
 
@@ -22,8 +22,6 @@ __all__ = ["FOLLOWS_WORKERS", "WINDOW_KNOB", "WORKERS_KNOB", "Watch", "WatchedLo
 WORKERS_KNOB, WINDOW_KNOB = "DataLoader(num_workers={})", "prefetch_factor={}"
 # What a knob has to say of workers that own shards, see `measure.cause`.
 FOLLOWS_WORKERS = "order follows the workers"
-# An iterator of the loader's own may do so, such as a `BackgroundGenerator`.
-AHEAD = Hint("a thread makes the batches ahead, one after the other", kind="ahead", stage="load")
 
 # A fetch that took longer than this found no batch ready. A choice: one that is ready takes less, a wait mostly more.
 BLOCKED_S = 0.0005
@@ -54,7 +52,7 @@ class Watch:
         counters: where to count; new ones by default.
 
     Attributes:
-        is_ahead: True while a thread of somebody else's takes the batches, without workers, before they are asked for.
+        ahead: who makes the batches, without workers, before they are asked for; None where the fetch makes them.
         startup_s: seconds the thread that fetches took to start each worker, and waited for what those import that
             are no forks; 0.0 while unknown, or with a single fork.
     """
@@ -75,7 +73,7 @@ class Watch:
         self._quick, self._cpu_frac, self._thread_cpu_s = 0, 1.0, 0.0
         self._memory = WorkerMemory()
         self.startup_s = 0.0
-        self.is_ahead = False
+        self.ahead: Hint | None = None
         self.fetch: Callable[[Callable[[], Any]], Any] = self._fetch_from_workers if workers else self._fetch_here
         """Returns the next batch, which the function it is given takes from the iterator."""
 
@@ -128,7 +126,7 @@ class Watch:
         batch = take()
         self._last_s = now_s = wall()
         busy_s = now_s - begin_s
-        if self.is_ahead and last_s is not None and busy_s > BLOCKED_S:
+        if self.ahead is not None and last_s is not None and busy_s > BLOCKED_S:
             begin_s, busy_s = last_s, now_s - last_s  # as it had to be waited for, it was made since the last one
         if self._quick and busy_s <= QUICK_S:
             cpu_s = self._cpu_frac * busy_s
@@ -139,7 +137,7 @@ class Watch:
         counters.computed(busy_s, cpu_s, batch)
         self._thread_cpu_s += cpu_s
         if last_s is None:
-            self.is_ahead = has_thread(getattr(take, "__self__", None))  # a generator has begun only now
+            self.ahead = made_ahead(getattr(take, "__self__", None))  # a generator has begun only now
             return batch
         counters.blocked_s += begin_s - last_s
         self._quick = self._quick - 1 if self._quick else QUICK_UNREAD
@@ -261,12 +259,14 @@ class WatchedLoader:
 
     @property
     def late_hints(self) -> tuple[Hint, ...]:
-        """What its workers have shown of the shards; that a thread makes the batches."""
-        return (*self.delivery.hints, AHEAD) if self.watch.is_ahead else self.delivery.hints
+        """What its workers have shown of the shards; who makes the batches, if not the fetch."""
+        ahead = self.watch.ahead
+        return self.delivery.hints if ahead is None else (*self.delivery.hints, ahead)
 
     def stages(self) -> tuple[Stage, ...]:
+        high = self._workers if self.watch.ahead is INSIDE else max(MAX_PROCESSES, self._workers)
         load = Stage(
-            *("load", "cpu", "workers", min(1, self._workers), max(MAX_PROCESSES, self._workers), self._workers),
+            *("load", "cpu", "workers", min(1, self._workers), high, self._workers),
             when=self._when,
             knob=self._knob,
             startup_s=self.watch.startup_s if self._anew else 0.0,

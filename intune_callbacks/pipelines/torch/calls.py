@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.pipelines.later import Later, Token, call_of, hold, known, resolved
 from intune_callbacks.pipelines.torch.carry import carry_tensor

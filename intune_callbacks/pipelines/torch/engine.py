@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.errors import first_line, pass_on
 from intune_callbacks.pipelines.base import give_back

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data import IterableDataset
+from torch.utils.data.dataloader import DataLoader, _MultiProcessingDataLoaderIter
 
 from intune_callbacks.pipelines.base import MAX_PROCESSES, clamp
 from intune_callbacks.pipelines.counters import Counters

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.torch.calls import Batch, Shared, same

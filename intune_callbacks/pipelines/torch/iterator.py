@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.pipelines.torch.children import Children
 from intune_callbacks.pipelines.torch.engine import Engines

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.base import begin, spared

@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import (
+    DataLoader,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )

@@ -9,7 +9,8 @@ from io import BufferedReader, FileIO, TextIOWrapper
 from types import FrameType
 from typing import Any
 
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import dataloader
+from torch.utils.data.dataloader import DataLoader  # as it is there, whatever stands in its place in `torch.utils.data`
 
 __all__ = [
     "Seam",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.torch.reach import dataset_of

@@ -10,9 +10,8 @@ from itertools import chain
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from intune_callbacks.pipelines.base import begin
 

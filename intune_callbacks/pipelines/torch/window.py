@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.pipelines.base import MAX_WINDOW, clamp, windowed
 from intune_callbacks.pipelines.delivered import Delivery, Followed

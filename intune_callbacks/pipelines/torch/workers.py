@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data.dataloader import _DatasetKind
+from torch.utils.data.dataloader import DataLoader, _DatasetKind
 
 from intune_callbacks.pipelines.torch.reach import dataset_of
 
