@@ -8,20 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 __all__ = [
-    "Allocation",
-    "Clock",
-    "Hint",
-    "Observation",
-    "Pipeline",
-    "PipelineStats",
-    "Policy",
-    "Probe",
-    "Proposal",
-    "Resources",
-    "Stage",
-    "StageRates",
-    "StageStats",
-]
+    "Allocation", "Clock", "Hint", "Observation", "Pipeline", "PipelineStats", "Policy", "Probe", "Proposal",
+    "Resources", "Stage", "StageRates", "StageStats",
+]  # fmt: skip
 
 Allocation = dict[str, int]
 """Stage name -> value in that stage's unit."""

@@ -138,6 +138,17 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> Any:
     return Restless
 
 
+@pytest.fixture
+def native() -> Any:
+    """Return our tf.data operations, where they can be compiled."""
+    from intune_callbacks.pipelines.tf import native
+
+    try:
+        return native.load()
+    except Exception as error:
+        pytest.skip(f"the operations cannot be compiled here: {error}")
+
+
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that settled, as `saved_runs` makes it; not to be changed."""

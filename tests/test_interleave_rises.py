@@ -17,14 +17,6 @@ from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline  # noqa: E402
 from intune_callbacks.types import Clock  # noqa: E402
 
 
-@pytest.fixture
-def native() -> tf_native.Native:
-    try:
-        return tf_native.load()
-    except Exception as error:
-        pytest.skip(f"the operations cannot be compiled here: {error}")
-
-
 @three_attempts
 @pytest.mark.parametrize("warm", [False, True], ids=["", "warm start"])
 def test_an_interleave_without_input(warm: bool, native: tf_native.Native) -> None:

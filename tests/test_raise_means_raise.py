@@ -29,14 +29,6 @@ from intune_callbacks.types import Clock  # noqa: E402
 MANY = 10**6
 
 
-@pytest.fixture
-def native() -> tf_native.Native:
-    try:
-        return tf_native.load()
-    except Exception as error:
-        pytest.skip(f"the operations cannot be compiled here: {error}")
-
-
 def nap(x: Any) -> Any:
     time.sleep(0.005)
     return x

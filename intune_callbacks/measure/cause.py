@@ -94,14 +94,13 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     if stage is None and owned is not None:  # nobody can look into it, but it is the only one that can be meant
         return _shards(seen, known, owned) or _order(seen, known, owned)
     hint = known.hint("loader")
-    wait_s = seen.period_s - seen.model_s
     if stage is None:
         before = [] if seen.workers else _without_workers(seen, known)
         if before:
             return Cause("serial", before[0].stage, before[0].what, before[0].line)
         if hint is None or not hint.line or seen.workers:
             return None
-        gain = promised(seen.period_s / max(seen.model_s + 0.001, wait_s), known.share)
+        gain = promised(seen.period_s / max(seen.model_s + 0.001, seen.period_s - seen.model_s), known.share)
         sentence = f"{hint.what}; {_one_after_the_other(seen)}{MEANWHILE}"
         return if_it_pays(Cause("loader", "", sentence, hint.line, gain))
     alone = known.hint("serial", stage.name)
@@ -215,8 +214,8 @@ def _tried(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if brought is None or brought >= BROUGHT_NOTHING:
         return None
     anew = ", while each epoch started them anew" if is_started_anew(stage) and seen.seam_s > 0.0 else ""
-    nothing = f"more workers for {stage.name!r} brought nothing when tried ({ratio(brought)}){anew}"
-    return Cause("serial", stage.name, nothing)
+    nothing = f"brought nothing when tried ({ratio(brought)}){anew}"
+    return Cause("serial", stage.name, f"more workers for {stage.name!r} {nothing}")
 
 
 def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
