@@ -49,6 +49,19 @@ def test_the_first_jump_comes_after_two_windows_or_a_long_one(window_s: float, w
     assert not any(proposal.allocation for proposal in proposals[:-1]), "nothing is changed meanwhile, no window either"
 
 
+def test_a_first_window_that_emptied_the_buffers_starves_no_stage() -> None:
+    """Behind a slow item the line delivers what was made before: the second window tells what a batch takes."""
+    wanted = []
+    for share in (1.0, 0.2):
+        policy, loop = Dqn(), FakeLoop(three_stages())
+        first = loop.observe()
+        rates = first.rates["decode"]
+        few = replace(rates, items=int(share * rates.items), items_per_batch=share * rates.items_per_batch)
+        policy.decide(replace(first, rates={**first.rates, "decode": few}))
+        wanted.append(policy.decide(loop.observe()).allocation["decode"])
+    assert wanted[1] >= 0.7 * wanted[0]  # half of them while the first window alone told the items of a batch
+
+
 def test_reasons_are_plain_sentences() -> None:
     names = set(COSTS_S) | {"prefetch"}
     for proposal in decided(Dqn(a_network(1)), FakeLoop(three_stages(depth=4)), 50):

@@ -54,6 +54,7 @@ class Dqn:
         self._shell = self._new_shell()
         self._names: tuple[str, ...] = ()
         self._windows = 0
+        self._first: Observation | None = None
         self._shares = CpuShares()
         self._counts = StageCounts()
         self._saved: dict[str, Any] = {}
@@ -69,7 +70,7 @@ class Dqn:
         slots = slots_of(observation.stages)
         names = tuple(stage.name for stage in slots)
         if names != self._names:
-            self._names, self._shell, self._windows = names, self._new_shell(), 0
+            self._names, self._shell, self._windows, self._first = names, self._new_shell(), 0, None
             if self._saved.get("names") == list(names):
                 # This pipeline was measured before: there is no untouched one to look at.
                 self._shell.saved, self._windows = checked_state(self._saved, len(names)), WINDOWS_BEFORE
@@ -78,13 +79,15 @@ class Dqn:
         if not self._counts.is_reliable(observation):
             return Proposal(reason="measuring: some stage has made too few items to be judged")
         self._windows += 1
-        counts, expected_s = self._counts, self._expected_s(slots)
-        view = view_of(observation, self._shares.known(), counts.of_stages(), counts.demand, expected_s)
         if self._windows < WINDOWS_BEFORE:
-            self._shell.act(view)
-            # Only to learn.
+            self._first = observation
             if observation.elapsed_s < LONG_S or not observation.may_change:
                 return Proposal(reason=f"measuring, window {self._windows} of {WINDOWS_BEFORE}")
+        if self._first is not None:
+            # Learned only now: how many items make a batch is not known behind a window in which buffers fill or drain.
+            self._shell.act(self._view(self._first, slots))
+            self._first = None
+        view = self._view(observation, slots)
         (value,), (window,) = self._shell.act(view)
         if self._tuner is not None:
             used = (view.value * view.worker_weight).sum(1) / np.maximum(view.budget, 1e-9)
@@ -124,6 +127,10 @@ class Dqn:
 
     def _new_shell(self) -> Shell:
         return Shell(self._values, self._config)
+
+    def _view(self, observation: Observation, slots: list[Stage]) -> View:
+        counts, expected_s = self._counts, self._expected_s(slots)
+        return view_of(observation, self._shares.known(), counts.of_stages(), counts.demand, expected_s)
 
     def _expected_s(self, slots: list[Stage]) -> dict[str, float]:
         """Worker seconds per batch the curves expect of the present allocation."""
