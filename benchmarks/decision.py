@@ -25,7 +25,6 @@ import numpy as np
 from benchmarks.decision_pipeline import Synthetic
 from benchmarks.output import arguments, numbers, write
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.decide.counts import StageCounts
 from intune_callbacks.decide.dqn import Dqn
 from intune_callbacks.decide.features import OF_PIPELINE, OF_SLOT, features
 from intune_callbacks.decide.live import view_of
@@ -37,6 +36,7 @@ from intune_callbacks.decide.target import target
 from intune_callbacks.decide.track import Track
 from intune_callbacks.decide.view import Floats, Ints, View
 from intune_callbacks.guard.guard import Guard
+from intune_callbacks.measure.counts import StageCounts
 
 __all__ = ["PHASES", "cost", "decisions", "main", "parts", "run"]
 

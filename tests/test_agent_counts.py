@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
-from intune_callbacks.decide.counts import StageCounts
+from intune_callbacks.measure.counts import StageCounts
 from intune_callbacks.types import Stage
 
 

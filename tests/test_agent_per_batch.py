@@ -10,7 +10,7 @@ from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune_callbacks.decide.counts import ItemsPerBatch, StageCounts
+from intune_callbacks.measure.counts import ItemsPerBatch, StageCounts
 from intune_callbacks.types import Observation
 
 SEEN = FakeLoop(FakePipeline({"read": Work(0.1), "map": Work(0.1)}, FakeMachine())).observe()

@@ -13,11 +13,11 @@ import pytest
 from benchmarks.policies.hill_climb import HillClimb
 from benchmarks.policies.observe import MEMORY_BYTES, Scalar, arrays, observe
 from benchmarks.policies.others import Autotune, PlumberLP, Unoptimized, WaterFilling, output_time, water_fill
-from intune_callbacks.decide.counts import StageCounts
 from intune_callbacks.decide.dqn import ModelJump
 from intune_callbacks.decide.live import view_of
 from intune_callbacks.decide.policies import EvenSplit
 from intune_callbacks.decide.view import Floats, View
+from intune_callbacks.measure.counts import StageCounts
 from intune_callbacks.pretrain.env import DOWN, Env
 from intune_callbacks.pretrain.machines import BUFFER, Machines, sample
 from intune_callbacks.pretrain.scenarios import Controller

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intune_callbacks.decide.counts import StageCounts
 from intune_callbacks.decide.live import awake, slots_of, view_of
 from intune_callbacks.decide.network import Network, Values, shipped
 from intune_callbacks.decide.progress import BURST, CONFIRM, HOLD, ShellConfig, checked_state
@@ -15,6 +14,7 @@ from intune_callbacks.decide.reward import utility
 from intune_callbacks.decide.shell import Shell
 from intune_callbacks.decide.view import Floats, View
 from intune_callbacks.errors import MissingPackage
+from intune_callbacks.measure.counts import StageCounts
 from intune_callbacks.measure.shares import CpuShares
 from intune_callbacks.types import Allocation, Observation, Proposal, Stage
 

@@ -8,8 +8,8 @@ from itertools import compress
 
 import numpy as np
 
-from intune_callbacks.decide.counts import Counts
 from intune_callbacks.decide.view import View
+from intune_callbacks.measure.counts import Counts
 from intune_callbacks.pipelines.base import busy_limit
 from intune_callbacks.types import Observation, Stage, StageRates
 
