@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data.dataloader import DataLoader
 
-from intune_callbacks.pipelines.given import plain_values
+from intune_callbacks.pipelines.given import SCALARS, plain_values
 from intune_callbacks.pipelines.torch.reach import dataset_of
 
 __all__ = ["SamplerWatch", "is_settled"]
@@ -33,7 +33,8 @@ class SamplerWatch:
     """Looks at a loader's sampler around the pulls that follow on those before the first batch.
 
     Each index of a sampler may depend on when it is asked for: it draws from a global random state at each, or asks
-    what the training has left in it (losses, priorities, a queue). Those of torch's own are not looked at.
+    what the training has left in it (losses, priorities, a queue). Of torch's own only the `batch_size` is looked at,
+    which a training may raise: it counts from the next batch on.
 
     Args:
         loader: the user's.
@@ -58,6 +59,8 @@ class SamplerWatch:
         keeping = [part for part in parts if callable(getattr(type(part), "state_dict", None))]
         self._open = keeping or [part for part in parts if not (_is_settled(part) or (period and _only_repeats(part)))]
         self._is_settled, self._period = not self._open, period
+        held = [getattr(part, "__dict__", {}) for part in parts]
+        self._sized = [values for values in held if "batch_size" in values]
         self._looks, self._due_s = 0, 0.0
         # A checkpoint holds how far it was read, and a resumed training begins there.
         self.why, self.is_off = KEEPS if keeping else "", False
@@ -65,12 +68,12 @@ class SamplerWatch:
     @property
     def is_held(self) -> bool:
         """True while it is to be read no further ahead than in stock: it depends on the training, or that is open."""
-        return not self._is_settled and (bool(self.why) or self._looks < ENOUGH)
+        return bool(self.why) or (not self._is_settled and self._looks < ENOUGH)
 
     @property
     def name(self) -> str:
         """The sampler's class, that of the one inside where the outer one only makes batches."""
-        return type(self._open[0]).__name__
+        return type(self._open[0] if self._open else self._sampler).__name__
 
     def around(self, pulls: Iterator[Any], done: int = 0) -> Iterator[Any]:
         """Return an iterator of the sampler that is looked at.
@@ -78,7 +81,7 @@ class SamplerWatch:
         Args:
             done: indices that were pulled from it.
         """
-        return pulls if self._is_settled or type(pulls) is Pulls else Pulls(pulls, self, done)
+        return pulls if type(pulls) is Pulls else Pulls(pulls, self, done)
 
     def pull(self, pulls: Iterator[Any], done: int, left: Any) -> tuple[Any, Any]:
         """Return the next index, and what the sampler held behind it where that is to be compared.
@@ -87,12 +90,17 @@ class SamplerWatch:
             done: indices that were pulled from it.
             left: what the sampler held behind the one before, None where nobody looked.
         """
-        begin_s = time.perf_counter()
-        is_due = self._looks < ENOUGH or begin_s >= self._due_s
         begins_anew = self._period is not None and done % self._period == 0  # nobody pulls there sooner than stock
-        if done < self._ahead or begins_anew or self.why or self.is_off or not (is_due or left is not None):
+        if done < self._ahead or begins_anew or self.why or self.is_off:
             return next(pulls), None
-        if left is not None and left != self._values():
+        begin_s = time.perf_counter()
+        numbers, values = left or (None, None)
+        if numbers is not None and numbers != self._numbers():
+            self._depends(CHANGED)
+        is_due = not self._is_settled and (self._looks < ENOUGH or begin_s >= self._due_s)
+        if not (is_due or values is not None):
+            return next(pulls), (self._numbers(), None)
+        if values is not None and values != self._values():
             self._depends(CHANGED)
         before = _states()
         spent_s = time.perf_counter() - begin_s
@@ -100,12 +108,18 @@ class SamplerWatch:
         begin_s = time.perf_counter()
         if before != _states():
             self._depends(DRAWS)
-        left = self._values() if is_due else None
+        values = self._values() if is_due else None
         self._looks += 1
         if is_due:
             end_s = time.perf_counter()
             self._due_s = end_s + 2.0 * (spent_s + end_s - begin_s) / SHARE  # the pull after it is looked at, too
-        return item, left
+        return item, (self._numbers(), values)
+
+    def _numbers(self) -> list[Any]:
+        """Return what costs so little that it is looked at around each pull: a schedule changes one of many."""
+        sizes = [values.get("batch_size") for values in self._sized]
+        held = [list(getattr(part, "__dict__", {}).values()) for part in self._open]
+        return sizes + [value for values in held for value in values if type(value) in SCALARS]
 
     def _values(self) -> Any:
         held = plain_values(self._sampler, self._but, is_read_here=True)
