@@ -18,6 +18,7 @@ from intune_callbacks.record.files import unwritable
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.history import History
 from intune_callbacks.record.report import Report, write_report
+from intune_callbacks.record.unseen import not_measured
 from intune_callbacks.record.versions import versions
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.found import send_found, write_found
@@ -73,6 +74,7 @@ class TunedFit:
         # The training may go to another folder before its end; the card names it as the user did.
         self._named, self.run_dir = folder, None if folder is None else folder.absolute()
         self.frozen: str | None = None
+        self.unseen = ""  # why no step of this training can be seen, and what would change that
         self.tuner: Tuner | None = None
         self.waited: str | None = None
         service = self.config.policy if is_address(self.config.policy) else None
@@ -250,6 +252,8 @@ class TunedFit:
         settings = sourced(self.config, self.mode_source, self._sources)
         settings["warm_start"] = {"value": self.warm.source, "source": self._sources.get("warm_start", "default")}
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings)
+        if self.unseen and not summary.steps:
+            report = not_measured(report, self.unseen)
         report = self.in_words(replace(report, warm_start=self.warm.entry, more=more))
         self._write(report)  # before the exchange, after which rank 0 reads the files of all
         self._save(self.tuner)
