@@ -250,7 +250,7 @@ class TunedFit:
             return None
         self.tuner.close()
         summary = self.tuner.summary()
-        whole = replace(summary.whole or Span(), validation_s=six_digits(self.validation.total_s))
+        whole = replace(summary.whole or Span(), validation_s=six_digits(self.validation.total_s) or None)
         summary = replace(summary, whole=whole, frozen=self.frozen or summary.frozen, hints=(*hints, *summary.hints))
         settings = sourced(self.config, self.mode_source, self._sources)
         settings["warm_start"] = {"value": self.warm.source, "source": self._sources.get("warm_start", "default")}
