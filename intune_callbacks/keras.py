@@ -115,6 +115,11 @@ class InTuneCallback(BaseCallback, _Callback):
     @guarded
     def on_test_begin(self, fit: Fit, logs: Any = None) -> None:
         fit.pause()
+        fit.validation.begin()
+
+    @guarded
+    def on_test_end(self, fit: Fit, logs: Any = None) -> None:
+        fit.validation.end()
 
     @guarded
     def on_epoch_end(self, fit: Fit, epoch: int, logs: dict[str, Any] | None = None) -> None:

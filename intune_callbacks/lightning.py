@@ -145,6 +145,12 @@ class InTuneCallback(BaseCallback, _Callback):
     @guarded
     def on_validation_start(self, fit: Fit, trainer: Any, pl_module: Any) -> None:
         fit.pause()
+        if not trainer.sanity_checking:  # that is before the run
+            fit.validation.begin()
+
+    @guarded
+    def on_validation_end(self, fit: Fit, trainer: Any, pl_module: Any) -> None:
+        fit.validation.end()
 
     @guarded
     def on_train_epoch_end(self, fit: Fit, trainer: Any, pl_module: Any) -> None:

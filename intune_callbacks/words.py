@@ -11,6 +11,7 @@ __all__ = [
     "COLOURS",
     "COLUMNS",
     "NOTHING",
+    "NOT_MEASURED",
     "PAGE_ARROW",
     "SLOWER",
     "TONES",
@@ -44,7 +45,10 @@ UNKNOWN = "?"
 """The same in a line of words, where a dash would read as one."""
 SLOWER = "slower than before"
 """The verdict on a run that lost speed after it was changed."""
-TONES = {"input-bound": "bad", SLOWER: "bad", "balanced": "good", "compute-bound": "good", "too short": "open"}
+NOT_MEASURED = "not measured"
+"""The verdict on a run whose steps could not be seen: not for want of them."""
+TONES = {"input-bound": "bad", SLOWER: "bad", "balanced": "good", "compute-bound": "good"}
+TONES |= {"too short": "open", NOT_MEASURED: "open"}
 """What a verdict says of the input."""
 COLOURS = {kind: {"bad": "red", "good": "green", "open": "yellow"}[tone] for kind, tone in TONES.items()}
 """The same on a terminal."""

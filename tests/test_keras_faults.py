@@ -122,7 +122,7 @@ def test_a_keras_that_looks_otherwise_is_reported(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(keras_fit, "from_fit", lambda frame: (None, None))
     callback = InTuneCallback(**EAGER)
     history = fit(callback).history
-    assert "nothing is tuned" in callback.report["next"]
+    assert "nothing is measured" in callback.report["why"] and "versions" in callback.report["next"]
     assert "loss" in history
 
 
@@ -152,7 +152,7 @@ with strategy.scope():
     model.compile("sgd", "mse", jit_compile=False)
 callback = InTuneCallback(show_card=False)
 history = model.fit(runs.rows(), verbose=0, callbacks=[callback]).history
-print("next:", callback.report["next"], callback.report["frozen"], sorted(history))
+print("why:", callback.report["why"], "next:", callback.report["next"], callback.report["frozen"], sorted(history))
 """
 
 
@@ -161,7 +161,7 @@ def test_a_mirrored_dataset_is_left_alone_and_named() -> None:
     command = [sys.executable, "-W", "ignore", "-c", MIRRORED]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=variables)
     assert run.returncode == 0, run.stderr[-2000:]
-    line = next(line for line in run.stdout.splitlines() if line.startswith("next:"))
+    line = next(line for line in run.stdout.splitlines() if line.startswith("why:"))
     assert "spread the dataset over the devices" in line
     assert "None" in line and "intune/rss_frac" in line
     assert "intune/wait_frac" not in line  # not measured, not made up

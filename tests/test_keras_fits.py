@@ -108,7 +108,7 @@ def test_a_second_callback_of_a_fit_stands_aside(restless: object) -> None:
     first, second = InTuneCallback(**EAGER), InTuneCallback(**EAGER)
     assert told({"x": rows(unknown=True)}, first, second) == stock
     assert first.report["stages"] and first.report["frozen"] is None
-    assert second.report["stages"] == [] and "another InTuneCallback" in second.report["next"]
+    assert second.report["stages"] == [] and "another InTuneCallback" in second.report["why"]
 
 
 class FirstTwo(tf.data.Dataset):  # type: ignore[misc]

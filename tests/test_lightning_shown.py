@@ -70,6 +70,7 @@ def test_wait_model_and_pauses_add_up_to_the_wall(make: Any, monkeypatch: pytest
     assert totals.steps == 2 * BATCHES - 1 - (make is Slow)
     assert 2 * BATCHES * FETCH_S * 0.75 < totals.wait_s < loader.slept_s + 0.12
     assert 2 * BATCHES * MODEL_S * 0.9 < totals.model_s < sum(steps_s) + 0.48
+    assert fits[0].validation.total_s >= 6 * VALIDATION_S
     assert totals.paused_s >= 5 * VALIDATION_S  # 3 validations an epoch; the last is over at the end of the fit
 
 

@@ -23,7 +23,7 @@ __all__ = [
     "settle",
 ]
 
-VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short", "slower than before"]
+VerdictKind = Literal["input-bound", "compute-bound", "balanced", "too short", "not measured", "slower than before"]
 """The last one is said of a whole run only, see `intune_callbacks.record.findings`."""
 
 FED = ("compute-bound", "balanced")

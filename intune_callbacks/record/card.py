@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -42,6 +43,8 @@ BESIDE_STEPS = "with what is no step: the start, validation, checkpoints"
 """What the loop is paused for, in the words of somebody who reads of it for the first time."""
 SMALL_PART = 0.25
 """Of what the starts of epochs cost, a remedy that mends less is not named beside it. A choice."""
+MUCH_VALIDATION = 0.25
+"""Share of the run from which on its validation is told. A choice: less is no news to whoever validates."""
 MUCH_OWN = 0.1
 """Share of the memory in use from which on what worker processes hold is told. A choice: less is not what fills it."""
 
@@ -185,7 +188,17 @@ def _also(report: Report) -> str:
     gains = (f" (expected {ratio(cause.gain)})" if cause.gain > 1.0 else "" for cause in others)
     lines = [f"{cause.sentence}{gain}" for cause, gain in zip(others[:MOST_BESIDE], gains, strict=False)]
     more = [f"{report.outgrow.sentence} (expected {ratio(report.outgrow.gain)})"] if report.outgrow else []
-    return "\n".join([*more, *lines, *_of_workers(report)])
+    return "\n".join([*more, *lines, *_of_validation(report), *_of_workers(report)])
+
+
+def _of_validation(report: Report) -> list[str]:
+    """What validation takes, where that is much of the run: it is in no step, and nothing of it is tuned."""
+    whole = report.whole or Span()
+    spent_s, frac = whole.validation_s or 0.0, (whole.validation_s or 0.0) / (whole.wall_s or math.inf)
+    if frac < MUCH_VALIDATION:
+        return []
+    waits = "if it waits for its data, give its own dataset or loader more workers, else validate less often"
+    return [f"validation took {duration(spent_s)}, {percent(frac)} of the run, and is not tuned: {waits}"]
 
 
 def _of_workers(report: Report) -> list[str]:

@@ -38,6 +38,7 @@ class Span:
         wait_frac: share of the time waited for data, 0..1.
         first_batch_s: seconds to the first batch; of a whole run only.
         begin_at_s: wall clock of its begin, as `at_s` of the history; of a whole run in which a window was seen only.
+        validation_s: seconds of `paused_s` in which Keras or Lightning validated; of a whole run only.
     """
 
     samples: int | None = None
@@ -52,6 +53,7 @@ class Span:
     wait_frac: float | None = None
     first_batch_s: float | None = None
     begin_at_s: float | None = None
+    validation_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,15 @@ from typing import Any
 
 from intune_callbacks.config import is_address, sourced
 from intune_callbacks.errors import frozen_by, pass_on, stay_interrupted, warn
+from intune_callbacks.measure.apart import Apart
 from intune_callbacks.measure.device import CudaWait
 from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.measure.wait import StepTimer, StepTotals
 from intune_callbacks.record.files import unwritable
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.history import History
-from intune_callbacks.record.report import Report, write_report
+from intune_callbacks.record.report import Report, Span, write_report
+from intune_callbacks.record.unseen import not_measured
 from intune_callbacks.record.versions import versions
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.found import send_found, write_found
@@ -28,7 +30,7 @@ from intune_callbacks.session.warm_start import WarmStart
 from intune_callbacks.show.card import show
 from intune_callbacks.show.page.commands import at_the_end
 from intune_callbacks.types import Clock, Hint, Observation, Pipeline
-from intune_callbacks.words import short_percent
+from intune_callbacks.words import short_percent, six_digits
 
 __all__ = ["TunedFit"]
 
@@ -73,12 +75,14 @@ class TunedFit:
         # The training may go to another folder before its end; the card names it as the user did.
         self._named, self.run_dir = folder, None if folder is None else folder.absolute()
         self.frozen: str | None = None
+        self.unseen = ""  # why no step of this training can be seen, and what would change that
         self.tuner: Tuner | None = None
         self.waited: str | None = None
         service = self.config.policy if is_address(self.config.policy) else None
         self.warm = WarmStart(settings.warm_start or service, rank, world)
         self.report: dict[str, Any] = {}
         self.now = Clock().wall
+        self.validation = Apart(self.now)
         self._next_look_s = 0.0
         self._cuda: CudaWait | None = None
         self._unseen = self._batch_samples = 0
@@ -246,10 +250,13 @@ class TunedFit:
             return None
         self.tuner.close()
         summary = self.tuner.summary()
-        summary = replace(summary, frozen=self.frozen or summary.frozen, hints=(*hints, *summary.hints))
+        whole = replace(summary.whole or Span(), validation_s=six_digits(self.validation.total_s) or None)
+        summary = replace(summary, whole=whole, frozen=self.frozen or summary.frozen, hints=(*hints, *summary.hints))
         settings = sourced(self.config, self.mode_source, self._sources)
         settings["warm_start"] = {"value": self.warm.source, "source": self._sources.get("warm_start", "default")}
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings)
+        if self.unseen and not summary.steps:
+            report = not_measured(report, self.unseen)
         report = self.in_words(replace(report, warm_start=self.warm.entry, more=more))
         self._write(report)  # before the exchange, after which rank 0 reads the files of all
         self._save(self.tuner)

@@ -79,7 +79,7 @@ class Fit(TunedFit):
         iterator, callbacks = from_fit(frame)
         put_first(callbacks, callback)
         self._bar = Bar(callbacks)
-        self.why = why_not(iterator, frame)
+        self.why = self.unseen = why_not(iterator, frame)
         if not self.why:
             with self.guarded("the first look at the training data"):
                 self.data = TrainData(iterator)
@@ -194,6 +194,7 @@ class Fit(TunedFit):
     def _attach(self, data: TrainData, step: Any) -> None:
         config, tune = self.config, self.config.mode == "tune"
         self.why = data.why
+        self.unseen = data.why if data.is_spread else ""
         self._timer = LoopTimer(self._read, self._clock, data.together)
         found = take_over(data, config, self._clock, self.give_up)
         if found is not None:

@@ -15,6 +15,7 @@ __all__ = ["GIVE_OTHER", "NO_PYDATASET", "Fetches", "TrainData", "batch_rows", "
 
 GIVE_OTHER = "give model.fit a tf.data.Dataset or a torch DataLoader to have it tuned"
 NO_PYDATASET = "this version of Keras keeps the workers of a PyDataset where InTune does not find them"
+NO_DATA = "this version of Keras keeps its data where InTune does not find it, so nothing is measured or tuned"
 OWN_LOOP = (
     "no model.fit of Keras has called this callback, and a loop of your own tells it of no data; "
     "let the loop go over live(dataset) to have it tuned (from intune_callbacks import live)"
@@ -48,7 +49,7 @@ def why_not(epoch_iterator: Any, frame: FrameType | None) -> str:
     if epoch_iterator is None:
         while frame is not None:
             if frame.f_code.co_name == "fit" and str(frame.f_globals.get("__name__")).startswith("keras."):
-                return "this version of Keras keeps its data where InTune does not find it; nothing is tuned"
+                return f"{NO_DATA}; docs/versions.md says which versions it knows"
             frame = frame.f_back
         return OWN_LOOP
     if "_get_iterator" in vars(epoch_iterator):
@@ -70,6 +71,7 @@ class TrainData:
         dataset: the `tf.data.Dataset` that is iterated, None when there is none or it is spread over devices.
         own: True when that dataset is the user's (with the class weights Keras adds), False when Keras made it.
         loader: the user's `torch.utils.data.DataLoader`, None when it is something else.
+        is_spread: True when a distribution strategy has the dataset, and nothing of it is seen.
         in_python: True when Keras fetches in Python (torch and JAX), so that a fetch can be timed there; on TensorFlow
             the fetch is part of the compiled step.
         on_torch: True on the torch backend.
@@ -98,8 +100,8 @@ class TrainData:
         self.dataset = iterated if _is_dataset(iterated) else None
         self.loader = _loader(self.adapter)
         self.epoch_batches = _epoch_batches(epoch_iterator)
-        spread = not self.in_python and self.dataset is None
-        is_pydataset = type(self.adapter).__name__ == "PyDatasetAdapter" and not spread
+        self.is_spread = not self.in_python and self.dataset is None
+        is_pydataset = type(self.adapter).__name__ == "PyDatasetAdapter" and not self.is_spread
         self.pydataset = getattr(self.adapter, "py_dataset", None) if is_pydataset else None
         is_grain = type(self.adapter).__name__ == "GrainDatasetAdapter" and self.in_python
         self.grain = given if is_grain else None
@@ -107,10 +109,10 @@ class TrainData:
         self.why = self._why(type(self.adapter).__name__)
 
     def _why(self, adapter: str) -> str:
-        if not self.in_python and self.dataset is None:
+        if self.is_spread:
             return (
-                "the distribution strategy has spread the dataset over the devices, where its stages cannot be "
-                "reached; nothing is tuned. Train on one device per process to have it tuned"
+                "the distribution strategy has spread the dataset over the devices, where no step is seen and no stage "
+                "can be reached; train on one device per process to have it measured and tuned"
             )
         if self.own or self.source is not None:
             return ""

@@ -206,6 +206,6 @@ class Unseen:
         self.batch_samples = round(samples / batches)
         return max(int(samples), int(batches))
 
-    def why_none(self, is_seen: int) -> tuple[str, ...]:
+    def why_none(self, is_seen: int) -> str:
         """Return what would let steps be seen, where there was none and the dataset can be iterated outside."""
-        return () if is_seen or self._pipeline is None or self._pipeline.is_inside else (IN_A_GRAPH,)
+        return "" if is_seen or self._pipeline is None or self._pipeline.is_inside else IN_A_GRAPH

@@ -207,7 +207,8 @@ class Fit(TunedFit):
                 (found.pipeline.close if self._running[place] is None else found.pipeline.release)()
         with self.guarded("the report"):
             found_of = self._by_name()
-            why = (*reasons_of(found_of), *self._compiled.why_none(self._fetches[0] or self._batch_size))
+            self.unseen = self._compiled.why_none(self._fetches[0] or self._batch_size)
+            why = (*reasons_of(found_of), *([self.unseen] if self.unseen else []))
             self.report = self.conclude("; ".join(why), show_card, hints_of(found_of))
         # The report may be held for long; what was trained on need not.
         self.tuner, self._loaders, self._found, self._pipeline = None, (), [], Combined({})

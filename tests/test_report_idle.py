@@ -1,0 +1,22 @@
+"""Where no gain of more workers is predicted, the card says so, and not only how long a batch takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cause_windows import LOADER, rate, stage, window
+from report_runs import run
+
+from intune_callbacks.record.findings import build_report
+
+
+@pytest.mark.parametrize(("idle", "told"), [(0.0, " while no CPU is idle"), (3.0, "")])
+def test_that_more_workers_promise_nothing_is_the_reason(idle: float, told: str) -> None:
+    summary = run(mode="advise")
+    loader = stage("load", 2, knob=LOADER, when="epoch")
+    measured = replace(window((loader, rate(0.02, 0.02)), cpus=2.0), cpus_idle=idle)
+    side = replace(summary.after, verdict="input-bound", stage="load", measured=measured)
+    report = build_report(replace(summary, before=side, after=side))
+    assert report.cause == "each batch of 'load' takes 20 ms in 2 workers"
+    assert report.next == f"nothing to change: no gain of more workers is predicted{told}"
