@@ -229,7 +229,8 @@ class Observation:
         seam_s: the part of `elapsed_s` for starts of epochs: making the iterator, starting workers, first fetch.
         epoch_batches: batches of one epoch; None while unknown or without end.
         remaining_s: seconds the training is expected to go on; None while unknown.
-        may_change: False where it is too early for a change to pay: a policy may learn, its proposal is not looked at.
+        may_change: False where it is too early for a change to pay: such a window a policy is
+            not asked about; one that has a method `measured` is given it there, to learn from.
     """
 
     step: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -130,3 +131,14 @@ def test_without_torch_the_error_is_the_line_to_type(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert cli.main(["pretrain", "--quick", "--out", str(tmp_path)]) == 2
     assert f"torch is not installed; run: {install_line('lightning')}" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_a_problem_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To root every folder seems writable: a read-only disk, and /proc, say no only when they are asked."""
+
+    def refuse(*given: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ConfigError, match="Read-only file system"):
+        pretrain(TINY, tmp_path / "out")

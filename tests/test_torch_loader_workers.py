@@ -111,7 +111,7 @@ def test_an_error_surfaces_at_its_batch_with_the_workers_traceback(num_workers: 
     before, error, after = consume(*adopted(Faulty(13, "raise"), num_workers=num_workers))
     assert len(before) == 3 and before[-1] == [8, 9, 10, 11]
     # With no workers of the user's it is the training that raised it, at last.
-    assert isinstance(error, KeyError) and ("__getitem__" in str(error.__cause__)) == bool(num_workers)
+    assert isinstance(error, KeyError) and ("__getitem__" in str(error)) == bool(num_workers)
     assert after == [[i, i + 1, i + 2, i + 3] for i in range(16, 40, 4)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +12,9 @@ from test_tuner import Script, starved, tuner_of
 
 from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.measure.steady import Round, round_of
-from intune_callbacks.types import Allocation, PipelineStats, Stage, StageRates, StageStats
+from intune_callbacks.service.client import Agent, RemotePolicy
+from intune_callbacks.service.wire import answer
+from intune_callbacks.types import Allocation, Observation, PipelineStats, Proposal, Stage, StageRates, StageStats
 
 
 def test_no_decision_before_warm_up_and_then_at_the_configured_pace() -> None:
@@ -75,6 +78,64 @@ def test_however_often_it_is_too_early_nothing_is_proposed() -> None:
     assert len(early) > 3
     assert not any(decision.proposed for decision in early)
     assert next(decision for decision in decisions if decision.applied) is decisions[len(early)]
+
+
+class Own:
+    """A policy of the user's."""
+
+    name = "own"
+
+    def __init__(self) -> None:
+        self.asked: list[Observation] = []
+
+    def decide(self, observation: Observation) -> Proposal:
+        self.asked.append(observation)
+        return Proposal()
+
+
+class Learning(Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Observation] = []
+
+    def measured(self, observation: Observation) -> None:
+        self.told.append(observation)
+
+
+@pytest.mark.parametrize("kind", [Own, Learning])
+def test_a_policy_is_not_asked_where_it_is_too_early(kind: type[Own]) -> None:
+    """A remote one was asked over the network for a proposal that nobody looked at."""
+    loop = FakeLoop(FakePipeline({"decode": Work(0.1)}, FakeMachine()), model_s=0.08)
+    tuner = tuner_of(loop.pipeline, policy=None, warmup_batches=5)
+    tuner.policy = policy = kind()
+    decisions = loop.run(tuner, seconds=25.0)
+    early = [decision for decision in decisions if decision.reason.startswith("only measuring")]
+    assert early
+    assert policy.asked and all(seen.may_change for seen in policy.asked)
+    assert len(policy.asked) == len(decisions) - len(early)
+    if isinstance(policy, Learning):
+        assert len(policy.told) == len(early) and not any(seen.may_change for seen in policy.told)
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+def test_an_agent_is_told_what_was_measured_with_the_next_question(answered: int) -> None:
+    loop, questions = FakeLoop(FakePipeline({"decode": Work(0.1)}, FakeMachine())), []
+
+    class Answering(Agent):
+        def ask(self, path: str, question: bytes) -> tuple[int, object]:
+            questions.append(json.loads(question))
+            return 200, answer(Proposal())
+
+    policy = RemotePolicy(Answering("http://127.0.0.1:9"), make_policy("dqn"))
+    for _ in range(answered):
+        policy.decide(loop.observe())
+    for _ in range(2):
+        policy.measured(replace(loop.observe(), may_change=False))
+    assert len(questions) == answered
+    policy.decide(loop.observe())
+    asked = questions[-1]
+    assert [event["observation"]["may_change"] for event in asked["events"]] == [False, False, True]
+    assert (asked["state"] is None) == bool(answered) and asked["first"] == answered
 
 
 class Growing(FakePipeline):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,6 +98,10 @@ class Dqn:
             # A first worker beside the training loop is a move where the shell goes somewhere, and none where it stays.
             changes |= {s.name: 1 for s in slots if s.name in asleep - self._no_worker and s.name not in changes}
         return Proposal(changes, self._reason(view, before, changes), bool(self._shell.phase[0] == HOLD))
+
+    def measured(self, observation: Observation) -> None:
+        """Learn from a window after which nothing may change."""
+        self.decide(replace(observation, may_change=False))
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:
         """Hold what was gone back to, and do not jump near `failed` again, unless the machine changes."""

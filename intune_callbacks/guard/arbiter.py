@@ -61,7 +61,8 @@ def resolve(seen: Observation, policy: Policy, guard: Guard, net: Net, *, tune: 
         return Resolution(changed, changed, restored.vetoes[0], restored=True)
     if short := net.permit.why_too_short(seen):
         # The run may turn out to be long enough, and what was measured then need not be measured again.
-        policy.decide(replace(seen, stages=movable(seen.stages), may_change=False))
+        if (measured := getattr(policy, "measured", None)) is not None:  # one of the user's own need not want to learn
+            measured(replace(seen, stages=movable(seen.stages), may_change=False))
         return Resolution(reason=f"only measuring: {short}")
     proposal = policy.decide(replace(seen, stages=movable(seen.stages)))
     if (again := net.again()) is not None:

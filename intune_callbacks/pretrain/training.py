@@ -181,16 +181,20 @@ def pretrain(
         clock: see `Pretraining`; also the minutes between two checkpoints.
 
     Raises:
-        ConfigError: the folder holds another training, or none to resume.
+        ConfigError: the folder holds another training, or none to resume, or cannot be written.
     """
     clock = clock or Clock()
     training = Pretraining(config, clock)
+    if (why := unwritable(out)) is not None:
+        raise ConfigError([f"--out={str(out)!r}: {why}; expected a folder that can be written"])
     _check(out, resume)
     if resume:
         training.load(out / CHECKPOINT)
-    if (why := unwritable(out)) is not None:
-        raise ConfigError([f"--out={str(out)!r}: {why}; expected a folder that can be written"])
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # to root, what permissions say is no answer
+        why = f"it cannot be made ({error.strerror})"
+        raise ConfigError([f"--out={str(out)!r}: {why}; expected a folder that can be written"]) from None
     threads = torch.get_num_threads()
     # One thread: with more, the order of additions and with it the weights would depend on the machine.
     torch.set_num_threads(1)

@@ -146,16 +146,14 @@ class RemotePolicy:
         self._events: list[Event] = []
         # Events before the first of `_events` since the service was given a state; None where it has to be given one.
         self._first: int | None = None
+        self._state: dict[str, Any] | None = None  # of before `_events`, where the service has to be given one
 
     def decide(self, observation: Observation) -> Proposal:
         """Return the service's answer, or the local policy's."""
         self.decisions += 1
-        # Of before this window, from which the service learns by itself.
-        state = self._local.state_dict() if self._first is None else None
+        self._note(observation)
         own = self._local.decide(observation)
-        if state is not None:
-            self._events = []
-        self._events.append(Event(observation))
+        state, self._state = self._state, None
         if self._waited_s > LONGEST_S + OF_RUN * (self._now() - self._begin_s):
             self.failures["it takes too long, and is asked seldom"] += 1
         else:
@@ -170,10 +168,24 @@ class RemotePolicy:
             self._first = None
         return own
 
+    def measured(self, observation: Observation) -> None:
+        """Have both learn; the service hears of it with the next question."""
+        self._note(observation)
+        if (measured := getattr(self._local, "measured", None)) is not None:
+            measured(observation)
+        if len(self._events) >= MOST_EVENTS:
+            self._first = self._state = None
+
+    def _note(self, observation: Observation) -> None:
+        """Put an observation down for the service, before the local policy learns from it."""
+        if self._first is None and self._state is None:
+            self._state, self._events = self._local.state_dict(), []
+        self._events.append(Event(observation))
+
     def taken_back(self, failed: Allocation, ratio: float) -> None:
         """Tell both."""
         self._local.taken_back(failed, ratio)
-        if self._first is not None:
+        if self._first is not None or self._state is not None:
             self._events.append(Event(taken_back=TakenBack(dict(failed), ratio)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,7 +195,7 @@ class RemotePolicy:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; the service is sent the same state."""
         self._local.load_state_dict(state)
-        self._first = None
+        self._first = self._state = None
 
     @property
     def hints(self) -> tuple[Hint, ...]:

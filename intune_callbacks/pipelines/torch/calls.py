@@ -21,14 +21,13 @@ from torch.utils.data.dataloader import DataLoader
 from intune_callbacks.pipelines.later import Later, Token, call_of, hold, known, resolved
 from intune_callbacks.pipelines.torch.carry import carry_tensor
 from intune_callbacks.pipelines.torch.reach import dataset_of
+from intune_callbacks.pipelines.torch.told import WHERE
 from intune_callbacks.pipelines.torch.workers import seed_all
 
 __all__ = ["Batch", "Evaluate", "Seeds", "Shared", "Task", "evaluated", "packed", "restore", "same", "states"]
 
 NESTED, DEEPEST = 4, 16
 """How deep datasets are looked for in each other, and how deep two batches are compared. A choice."""
-
-WHERE = "in DataLoader worker process {}"  # torch's words
 
 # Those of Python's `random`, numpy and torch, and the batch's number.
 Seeds = tuple[tuple[int, int, int], int]

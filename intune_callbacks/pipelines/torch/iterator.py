@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import DataLoader
 from intune_callbacks.pipelines.torch.children import Children
 from intune_callbacks.pipelines.torch.engine import Engines
 from intune_callbacks.pipelines.torch.stock import LikeStock, Numbered, Stock
+from intune_callbacks.pipelines.torch.told import fetched
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.pipelines.workers.worker import is_of_worker
@@ -81,9 +82,10 @@ class LoaderIterator(LikeStock):
                 batch = self._from_stock()
                 if self._is_put_off:
                     self._apply()
-                engine = self.engine
+                engine: Any = self.engine
             if batch is _NONE:
-                batch = next(engine) if self._stock is None else self._first(engine)  # type: ignore[arg-type]
+                own = self.engines.own[0]
+                batch = fetched(engine, self._source, own) if self._stock is None else self._first(engine)
                 self._number += 1
         except StopIteration:
             self._finish()
@@ -171,9 +173,7 @@ class LoaderIterator(LikeStock):
         sent = self._number - self._begun if stock.sent is None else stock.sent
         length = engines.length()
         self._is_put_off = sent == length  # nothing is left that ours could compute, unless that length is no end
-        if self._is_put_off:
-            return
-        if self._is_held_up():
+        if self._is_put_off or self._is_held_up():
             return
         self._start(stock.iterator._sampler_iter, self._begun + sent, sent)
         engines.watch.end()
@@ -189,7 +189,7 @@ class LoaderIterator(LikeStock):
 
     def _start(self, sampler: Iterator[Any], number: int, pulled: int) -> None:
         pool = self.children.begun()
-        self._source = Numbered(sampler, self.children.base_seed, number)
+        self._source = Numbered(sampler, self.children.base_seed, number, pulled)
         try:
             self.engine = self.engines.engine(self._source, pulled, pool, self.children.first())
         except BaseException:

@@ -189,13 +189,17 @@ class Numbered:
         sampler: a running iterator over indices.
         base_seed: of the epoch; stands before each number.
         first: the number of the first one.
+        before: those of the epoch that came before it.
+
+    Attributes:
+        last: which one of the epoch was delivered last.
     """
 
-    def __init__(self, sampler: Iterator[Any], base_seed: int, first: int) -> None:
+    def __init__(self, sampler: Iterator[Any], base_seed: int, first: int, before: int = 0) -> None:
         self._sampler, self._base_seed, self._number = sampler, base_seed, first
         self._ahead: dict[int, Any] = {}
         self._last: tuple[Any, ...] = ()
-        self._pulled = 0
+        self._before, self._pulled, self.last = before, 0, before
 
     def __iter__(self) -> Numbered:
         return self
@@ -213,6 +217,7 @@ class Numbered:
         Args:
             place: how many were pulled before it.
         """
+        self.last = self._before + place
         self._last = (self._ahead.pop(place),) if place in self._ahead else ()
 
     def rest(self, again: bool = False) -> Iterator[Any]:

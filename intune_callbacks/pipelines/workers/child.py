@@ -76,7 +76,7 @@ def child_main(
 def _work(wire: Wire, given: Given | None, parts: Sequence[Any], worker_id: int, is_needed: Callable[[], bool]) -> None:
     fn: Callable[[Any], Any] | None = None
     start: Starts | None = None
-    broken: Exception | None = None
+    broken: tuple[Any, ...] = ()
     told: Any = None
     try:
         try:
@@ -84,7 +84,7 @@ def _work(wire: Wire, given: Given | None, parts: Sequence[Any], worker_id: int,
             if start is not None:
                 told = start(worker_id)
         except Exception as error:
-            broken = error
+            broken = _portable(error)
         wire.send(told)
         while True:
             task = wire.receive(is_needed)
@@ -94,9 +94,10 @@ def _work(wire: Wire, given: Given | None, parts: Sequence[Any], worker_id: int,
                 start.told = task[1]
             begin_cpu_s = time.process_time()
             try:
-                if broken is not None or fn is None:
-                    raise broken or RuntimeError("nothing to do was given")
-                answer = wire.pack((True, fn(task[0]), time.process_time() - begin_cpu_s))
+                if broken or fn is None:
+                    answer = wire.pack((False, *broken))
+                else:
+                    answer = wire.pack((True, fn(task[0]), time.process_time() - begin_cpu_s))
             except Exception as error:
                 answer = wire.pack((False, *_portable(error)))
             # Apart from the work: what fails from here on leaves half a message, after which nothing can be told.
@@ -132,13 +133,15 @@ class _Told:
         return self._kind, (self._words,)
 
 
-def _portable(error: Exception) -> tuple[Any, str]:
-    """Return the error in a form that survives the pipe, and its traceback as text."""
-    text = "".join(traceback.format_exception(error))
+def _portable(error: Exception) -> tuple[Any, tuple[str, type[Exception]]]:
+    """Return the error in a form that survives the pipe, its traceback as text, and its kind if that survives it."""
+    text, kind = "".join(traceback.format_exception(error)), RuntimeError
+    with suppress(Exception):
+        kind = pickle.loads(pickle.dumps(type(error)))
     error.__cause__ = error.__context__ = None
     for form in (lambda: error.with_traceback(None), lambda: _Told(error)):
         with suppress(Exception):
             portable: Any = form()
             if isinstance(pickle.loads(pickle.dumps(portable)), Exception):
-                return portable, text
-    return RuntimeError(f"{type(error).__name__}: {error}"), text
+                return portable, (text, kind)
+    return RuntimeError(f"{type(error).__name__}: {error}"), (text, kind)

@@ -201,7 +201,7 @@ class ProcessPool:
             raise
         if ok:
             return value, rest, child.wire.received_bytes
-        value.__cause__ = RemoteTraceback(rest)
+        value.__cause__ = RemoteTraceback(*rest)
         try:
             raise value
         finally:

@@ -27,10 +27,14 @@ GRACE_S = 5.0
 
 
 class RemoteTraceback(Exception):
-    """The traceback a worker process printed, as the cause of the error it raised."""
+    """The traceback a worker process printed, as the cause of the error it raised.
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    Args:
+        kind: of the error as it was raised there; RuntimeError where that cannot be sent.
+    """
+
+    def __init__(self, text: str, kind: type[Exception] = RuntimeError) -> None:
+        self.text, self.kind = text, kind
         super().__init__(f'\n"""\n{text}"""')
 
 

@@ -1,0 +1,150 @@
+"""What a dataset raises in a worker of ours is told in torch's words, as the loader's own workers tell it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+from intune_callbacks.pipelines.find import find  # noqa: E402
+
+BATCH, BAD = 4, (21, 37)
+
+
+class NeedsCode(Exception):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+class Prefixed(Exception):
+    def __init__(self, path: str) -> None:
+        super().__init__(f"cannot read {path}")
+
+
+class Worded(Exception):
+    message = "none"
+
+    def __init__(self, *, message: str) -> None:
+        super().__init__(message)
+
+
+class Held(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.held = lambda: text  # cannot be sent
+
+
+ERRORS = {
+    "value": ValueError("a bad row"),
+    "key": KeyError("name"),
+    "keywords": NeedsCode(code=3),
+    "prefixed": Prefixed("a.jpg"),
+    "message": Worded(message="a bad row"),
+    "unpicklable": Held("a bad row"),
+}
+
+
+class Rows(Dataset):
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __len__(self) -> int:
+        return 56
+
+    def __getitem__(self, index: int) -> float:
+        if index in BAD and self.what in ERRORS:
+            raise ERRORS[self.what]
+        return float(index)
+
+    def collated(self, rows: list) -> object:
+        if self.what == "collate" and BAD[0] in rows:
+            raise ValueError("these do not fit together")
+        return torch.tensor(rows)
+
+    def begun(self, worker: int) -> None:
+        if self.what == "init":
+            raise ValueError("no worker can begin")
+
+
+def told(what: str, ours: bool, resized: int) -> list:
+    """Return the batches of an epoch, in place of each error what can be seen of it."""
+    rows = Rows(what)
+    init = rows.begun if what == "init" else None
+    loader = DataLoader(rows, BATCH, num_workers=2, collate_fn=rows.collated, worker_init_fn=init)
+    pipeline = find(loader, workers_kind="process").pipeline if ours else None
+    got: list = []
+    if pipeline is not None:
+        pipeline.prepare()
+        if resized == 0:
+            pipeline.resize({"load": 3, "load.window": 3})
+    iterator: Any = iter(loader)
+    while len(got) < (2 if what == "init" else len(loader)):
+        if pipeline is not None and len(got) == resized > 0:
+            pipeline.resize({"load": 3, "load.window": 3})
+        try:
+            got.append(next(iterator).tolist())
+        except Exception as error:
+            text = str(error)
+            first, second, last = text.split("\n")[0], text.split("\n")[1], text.rstrip().split("\n")[-1]
+            of_error = type(error), type(error.args[0]), repr(error.__cause__), repr(error.__context__)
+            got.append((*of_error, first, second, last, __file__ in text))
+    if pipeline is not None:
+        assert pipeline.stages()[0].current == 3
+        pipeline.close()
+    else:
+        iterator._shutdown_workers()  # torch's errors hold themselves and their iterator until the collector comes
+    return got
+
+
+@pytest.mark.parametrize("resized", [0, 1])
+@pytest.mark.parametrize("what", [*ERRORS, "collate"])
+def test_an_error_of_a_worker_is_told_as_in_stock(what: str, resized: int) -> None:
+    """It had its kind, but none of the words that people and frameworks match: which worker, and its traceback."""
+    stock = told(what, False, resized)
+    assert told(what, True, resized) == stock
+    assert [type(batch) for batch in stock].count(tuple) == (1 if what == "collate" else 2)
+    assert any("in DataLoader worker process 1" in batch[4] for batch in stock if type(batch) is tuple)
+
+
+def test_an_error_of_worker_init_fn_is_told_as_in_stock() -> None:
+    assert told("init", True, 0) == told("init", False, 0)
+
+
+def test_an_error_that_cannot_be_sent_is_told_at_its_batch() -> None:
+    """The loader's own workers print it, and the training waits for ever."""
+
+    class Local(Exception):
+        pass
+
+    ERRORS["local"] = Local("of a function")
+    try:
+        kinds = [batch for batch in told("local", True, 0) if type(batch) is tuple]
+    finally:
+        del ERRORS["local"]
+    assert [kind[0] for kind in kinds] == [RuntimeError] * 2 and "Local: of a function" in kinds[0][6]
+
+
+def test_an_iterator_is_not_held_by_its_errors() -> None:
+    loader = DataLoader(Rows("key"), BATCH, num_workers=2)
+    pipeline = find(loader, workers_kind="process").pipeline
+    pipeline.prepare()
+    pipeline.resize({"load": 3, "load.window": 3})
+    iterator = iter(loader)
+    gc.disable()
+    try:
+        for _ in range(len(loader)):
+            with suppress(KeyError):
+                next(iterator)
+        held = weakref.ref(iterator)
+        del iterator
+        assert held() is None
+    finally:
+        gc.enable()
+    pipeline.close()
