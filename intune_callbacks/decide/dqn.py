@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,8 +99,8 @@ class Dqn:
         return Proposal(changes, self._reason(view, before, changes), bool(self._shell.phase[0] == HOLD))
 
     def measured(self, observation: Observation) -> None:
-        """Learn from a window after which nothing may change."""
-        self.decide(replace(observation, may_change=False))
+        """Learn from a window after which nothing may change, as its `may_change` says."""
+        self.decide(observation)
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:
         """Hold what was gone back to, and do not jump near `failed` again, unless the machine changes."""
