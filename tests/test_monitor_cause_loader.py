@@ -152,6 +152,21 @@ def test_more_workers_are_charged_with_their_start() -> None:
     assert wanted(0.2, LOADER) == free  # those can be kept, and the line says so
 
 
+def test_workers_that_live_on_are_charged_once_in_a_run() -> None:
+    """Two spawned workers took 2.6 s to start in a run of 8 s: with as many more as were advised it was slower."""
+    load = stage("load", 2, knob=LOADER, once_s=1.3)
+    seen = window((load, rate(0.0999, 0.001)), period_s=0.05, seam_s=2.6)
+    long, short = (advice(replace(seen, run_batches=batches)) for batches in (100_000, 100))
+    assert long.allocation["load"] > 8 and long.gain > 1.7
+    # 5 s of batches become less by 2.4 s with a worker more, by 1.2 s with the next: only the first one pays.
+    assert short.allocation.get("load", 2) <= 3 and short.gain < 1.2
+    # To keep those that each epoch starts now, they have to be started once all the same.
+    anew = window((replace(load, startup_s=0.05, once_s=0.0), rate(0.01, 0.001, 0.3)), wait=0.01, seam_s=0.1, epoch=10)
+    once, often = (replace(anew, run_batches=batches, seam_s=0.01) for batches in (10, 1000))
+    assert advice(often).persistent == ("load",) and advice(often).gain > 1.3
+    assert advice(once) == Advice()
+
+
 def test_a_shuffle_buffer_that_is_being_filled() -> None:
     hint = Hint("shuffle holds all 50000 samples before the first batch", ".shuffle(2048)", "shuffle")
     seen = window((stage("decode", 4, knob=MAP), rate(0.01, 0.01, 0.3)), wait=0.02, seam_s=0.7)

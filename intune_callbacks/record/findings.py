@@ -87,10 +87,13 @@ def build_report(
 
 
 def _measured(seen: Measured | None, whole: Mapping[str, Any]) -> Measured | None:
-    if seen is not None and not seen.seam_s and whole.get("seam_s") and whole.get("steps"):
-        # None of the windows that are remembered held the start of an epoch.
-        return replace(seen, seam_s=whole["seam_s"] / whole["steps"])
-    return seen
+    if seen is None or not whole.get("steps"):
+        return seen
+    seam_s = whole.get("seam_s", 0.0) / whole["steps"]
+    if not seen.seam_s or any(stage.once_s for stage in seen.stages):
+        # None of the windows that are remembered held the start of an epoch, or that of workers that live on.
+        seen = replace(seen, seam_s=max(seen.seam_s, seam_s))
+    return replace(seen, run_batches=whole["steps"])
 
 
 def _told(seen: Measured | None, side: Side) -> Measured | None:
