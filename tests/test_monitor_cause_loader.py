@@ -47,8 +47,11 @@ def test_items_cheaper_than_the_hand_over_stay_in_the_training_loop() -> None:
     assert cause.sentence.endswith("; from a worker it would not come sooner")
     assert advice(seen).allocation == {}
     full = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000, idle=0.0)
-    assert causes(full)[0].sentence.endswith("; no CPU is free for a worker")
+    assert causes(full)[0].sentence.endswith("; from a worker it may not come sooner, for 0.0 CPUs are idle")
     assert advice(full).allocation == {}
+    # A quota, or one rank's share: others are idle, but not for it.
+    less = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000, idle=4.0, cpus=0.6)
+    assert causes(less)[0].sentence.endswith("may not come sooner, for the input keeps 0.6 of 0.6 CPUs busy")
 
 
 def test_what_another_thread_makes_ahead_is_not_said_to_be_made_in_the_loop() -> None:
