@@ -20,7 +20,7 @@ from intune_callbacks.record.card import end_card
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.report import Report, write_report
 from intune_callbacks.session.tuner import Tuner
-from intune_callbacks.types import StageRates
+from intune_callbacks.types import Hint, StageRates
 
 KEYS = {
     *("verdict", "before", "after", "decisions", "mode", "mode_source", "stages", "versions", "auc", "frozen"),
@@ -255,3 +255,15 @@ def test_a_run_has_to_earn_back_the_start_of_workers_that_live_on() -> None:
     long, short = gain(100_000, 1.5), gain(100, 1.5)
     assert long > 2.0 and 1.0 < short < 0.6 * long
     assert gain(100, 20.0) < short  # what its start takes in any case does not become less
+
+
+def test_a_source_that_limits_is_what_to_change() -> None:
+    """Its sentence says what would help: it does not stand behind `nothing to change`."""
+    hint = Hint("from_generator makes one element at a time; several overlap", "", "serial", "from_generator")
+    summary = run(mode="observe", model_s=0.001)
+    seen = summary.after.measured
+    assert seen is not None
+    idle = replace(seen.rates["decode"], busy_frac=0.1, starved_frac=0.9)
+    side = replace(summary.after, measured=replace(seen, rates={"decode": idle}))
+    report = build_report(replace(summary, before=side, after=side, hints=(hint,)))
+    assert report.next.startswith("the workers of 'decode' stand idle 90 % of the time: from_generator makes one ")

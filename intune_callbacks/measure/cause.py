@@ -20,7 +20,7 @@ from intune_callbacks.measure.predict import (
     promised,
     step_s,
 )
-from intune_callbacks.measure.serial import serial, without_workers
+from intune_callbacks.measure.serial import feeds, serial, without_workers
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import amount, count, moment, ratio
 
@@ -94,6 +94,9 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
         before = [] if seen.workers else without_workers(seen, known)
         if before:
             return Cause("serial", before[0].stage, before[0].what, before[0].line)
+        source = None if seen.workers else feeds(seen, known)
+        if source is not None:
+            return Cause("serial", source.stage, source.what)
         if hint is None or not hint.line or seen.workers:
             return None
         gain = promised(seen.period_s / max(seen.model_s + 0.001, seen.period_s - seen.model_s), known.share)

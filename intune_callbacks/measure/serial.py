@@ -10,7 +10,7 @@ from intune_callbacks.measure.verdict import is_held_up, is_starved
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import moment, percent
 
-__all__ = ["serial", "without_workers"]
+__all__ = ["feeds", "serial", "without_workers"]
 
 ONE_CPU = (0.85, 1.1)
 """CPUs that threads use together where the GIL lets one run at a time. A choice: one, as exactly as windows show it."""
@@ -31,6 +31,9 @@ def serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         before = without_workers(seen, known)
         if before:
             return Cause("serial", stage.name, f"{idle}: {before[0].what}", before[0].line)
+        source = feeds(seen, known)
+        if source is not None:
+            return Cause("serial", source.stage, f"{idle}: {source.what}")
         return Cause("serial", stage.name, f"{idle}, for what feeds them is slower and has no workers of its own")
     if is_held_up(rate) and stage == limiting(seen) and stage.when == "now":  # from outside it is not known
         wait = f"the workers of {name} wait {percent(rate.blocked_frac)} of the time until what they made is taken"
@@ -47,6 +50,12 @@ def serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         )
         return Cause("serial", stage.name, f"{together}: processes ({processes}) would use more")
     return None
+
+
+def feeds(seen: Measured, known: Evidence) -> Hint | None:
+    """Return what is said of a source that feeds all stages with one element at a time; None where nothing is."""
+    live = {"", *(stage.name for stage in seen.workers)}
+    return next((hint for hint in known.hints if hint.kind == "serial" and hint.stage not in live), None)
 
 
 def without_workers(seen: Measured, known: Evidence) -> list[Hint]:
