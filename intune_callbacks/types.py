@@ -46,6 +46,7 @@ class Stage:
         knob: how the user writes the value, ``DataLoader(num_workers={})``; of a window one more argument, per worker
             (``prefetch_factor={}``) or in all (``={total}``). Behind a ``#``: a remark or, alone, who wrote it.
         startup_s: seconds the training loop waits for each worker at each epoch's start; 0 where it waits for none.
+        once_s: the same at the start of the run, where workers live on from one epoch to the next.
         delivering: workers that deliver, where they own shards: none that ended without a batch; None while unknown.
         threads: that it shares with all stages that have this number; None where each worker has its own.
     """
@@ -61,6 +62,7 @@ class Stage:
     when: Literal["now", "epoch", "user"] = "now"
     knob: str = ""
     startup_s: float = 0.0
+    once_s: float = 0.0
     delivering: int | None = None
     threads: int | None = None
 
@@ -72,7 +74,8 @@ class Hint:
     Args:
         what: one plain sentence with the numbers, such as ``interleave has 8 workers for 3 files``.
         line: what the user would write instead; empty where nothing can be pasted.
-        kind: ``files``, ``shuffle``, ``prefetch``, ``workers``, ``loader``, ``ahead``, ``order`` or ``shards``.
+        kind: ``files``, ``shuffle``, ``prefetch``, ``workers``, ``loader``, ``ahead``, ``order``, ``shards`` or
+            ``serial``.
         stage: the stage it is about, empty for the whole pipeline.
     """
 

@@ -185,3 +185,14 @@ def test_the_card_names_the_line_for_a_python_function_that_feeds_a_live_stage()
         pass
     line = ".map(load, num_parallel_calls=tf.data.AUTOTUNE)  # if its results do not depend on the order"
     assert loader.close()["next"].splitlines()[-1] == line
+
+
+def test_a_generator_in_python_is_a_source_that_makes_one_element_at_a_time() -> None:
+    def rows() -> Any:
+        yield from range(8)
+
+    dataset = Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.int64))
+    (hint,) = hints_of(DatasetGraph(dataset.map(lambda x: x + 1, num_parallel_calls=2).batch(2)))
+    assert (hint.kind, hint.stage, hint.line) == ("serial", "from_generator", "")
+    assert hint.what.startswith("from_generator runs a Python generator, which makes one element at a time; ")
+    assert hints_of(DatasetGraph(dataset.cache().batch(2))) == ()  # it runs in the first epoch only

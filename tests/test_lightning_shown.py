@@ -65,9 +65,9 @@ def test_wait_model_and_pauses_add_up_to_the_wall(make: Any, monkeypatch: pytest
     trainer.fit(model, loader, DataLoader(torch.zeros(1, 2)))
     totals = fits[0]._timer.read()
     assert totals.wait_s + totals.model_s + totals.paused_s == pytest.approx(totals.wall_s, abs=1e-6)
-    # Every batch is one step, also in epochs that end by StopIteration; the first one ends the start-up, and of a
-    # loader without a length Lightning has fetched one more before training starts.
-    assert totals.steps == 2 * BATCHES - 1 - (make is Slow)
+    # Every batch is one step. Behind the last one Lightning asks a loader without a length only; of that it has fetched
+    # one before training starts.
+    assert totals.steps == 2 * BATCHES - 1
     assert 2 * BATCHES * FETCH_S * 0.75 < totals.wait_s < loader.slept_s + 0.12
     assert 2 * BATCHES * MODEL_S * 0.9 < totals.model_s < sum(steps_s) + 0.48
     assert fits[0].validation.total_s >= 6 * VALIDATION_S
@@ -249,3 +249,13 @@ class SlowRows(Dataset[torch.Tensor]):
 
 class Closed:
     def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("options", "steps"), [({}, 48), ({"max_steps": 10}, 10), ({"limit_train_batches": 5}, 10)])
+@pytest.mark.parametrize("dataset", [runs.Rows(), runs.Stream()], ids=["rows", "stream"])
+def test_the_report_holds_all_steps_of_the_fit(dataset: Any, options: dict[str, Any], steps: int) -> None:
+    callback = InTuneCallback("observe", show_card=False)
+    fit(callback, loader=DataLoader(dataset, batch_size=runs.BATCH), **options)
+    report = callback.report
+    assert (report["steps"], report["samples"]) == (steps, steps * runs.BATCH)
+    assert report["whole"]["steps"] == steps and report["frozen"] is None

@@ -103,7 +103,7 @@ def test_several_loaders_of_one_loop_have_one_tuner() -> None:
     assert sorted(value for first, _ in pairs for value in first) == [float(k) for k in range(ROWS)]
     report = one.close()
     assert two.report == report
-    assert (report["samples"], report["steps"]) == (ROWS, len(pairs) - 1)
+    assert (report["samples"], report["steps"]) == (ROWS, len(pairs))
     assert {"0/load", "1/load"} <= report["before"]["allocation"].keys()
 
 

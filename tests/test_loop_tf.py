@@ -88,7 +88,7 @@ def test_batches_in_numpy_are_tuned_and_counted_as_well() -> None:
     stock = rows().take(30)
     assert given == [[batch.tolist() for batch in stock.as_numpy_iterator()] for _ in range(2)]
     report = dataset.close()
-    assert report["whole"]["steps"] == 59 and report["frozen"] is None and Restless.resizes >= 20
+    assert report["whole"]["steps"] == 60 and report["frozen"] is None and Restless.resizes >= 20
 
 
 def test_random_numbers_drawn_in_turn_are_those_of_stock() -> None:

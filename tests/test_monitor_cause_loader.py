@@ -47,8 +47,11 @@ def test_items_cheaper_than_the_hand_over_stay_in_the_training_loop() -> None:
     assert cause.sentence.endswith("; from a worker it would not come sooner")
     assert advice(seen).allocation == {}
     full = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000, idle=0.0)
-    assert causes(full)[0].sentence.endswith("; no CPU is free for a worker")
+    assert causes(full)[0].sentence.endswith("; from a worker it may not come sooner, for 0.0 CPUs are idle")
     assert advice(full).allocation == {}
+    # A quota, or one rank's share: others are idle, but not for it.
+    less = window((stage("load", 0, knob=LOADER), rate(0.006, 0.006)), wait=0.6, epoch=10_000, idle=4.0, cpus=0.6)
+    assert causes(less)[0].sentence.endswith("may not come sooner, for the input keeps 0.6 of 0.6 CPUs busy")
 
 
 def test_what_another_thread_makes_ahead_is_not_said_to_be_made_in_the_loop() -> None:
@@ -150,6 +153,21 @@ def test_more_workers_are_charged_with_their_start() -> None:
     free, dear = wanted(0.0), wanted(0.2)
     assert 1 < dear < free
     assert wanted(0.2, LOADER) == free  # those can be kept, and the line says so
+
+
+def test_workers_that_live_on_are_charged_once_in_a_run() -> None:
+    """Two spawned workers took 2.6 s to start in a run of 8 s: with as many more as were advised it was slower."""
+    load = stage("load", 2, knob=LOADER, once_s=1.3)
+    seen = window((load, rate(0.0999, 0.001)), period_s=0.05, seam_s=2.6)
+    long, short = (advice(replace(seen, run_batches=batches)) for batches in (100_000, 100))
+    assert long.allocation["load"] > 8 and long.gain > 1.7
+    # 5 s of batches become less by 2.4 s with a worker more, by 1.2 s with the next: only the first one pays.
+    assert short.allocation.get("load", 2) <= 3 and short.gain < 1.2
+    # To keep those that each epoch starts now, they have to be started once all the same.
+    anew = window((replace(load, startup_s=0.05, once_s=0.0), rate(0.01, 0.001, 0.3)), wait=0.01, seam_s=0.1, epoch=10)
+    once, often = (replace(anew, run_batches=batches, seam_s=0.01) for batches in (10, 1000))
+    assert advice(often).persistent == ("load",) and advice(often).gain > 1.3
+    assert advice(once) == Advice()
 
 
 def test_a_shuffle_buffer_that_is_being_filled() -> None:

@@ -25,6 +25,18 @@ def test_what_feeds_a_stage_and_has_no_number_to_set_is_named_with_the_line_for_
     )
 
 
+def test_a_source_that_makes_one_element_at_a_time_is_named() -> None:
+    source = Hint("from_generator makes one element at a time", "", "serial", "from_generator")
+    starved = window((stage("decode", 4, knob=MAP), rate(0.004, 0.004, 0.1)))
+    (cause,) = causes(starved, Evidence(hints=(source,)))
+    assert (cause.kind, cause.stage, cause.line) == ("serial", "from_generator", "")
+    assert cause.sentence == f"the workers of 'decode' stand idle 90 % of the time: {source.what}"
+    (cause,) = causes(window(wait=0.5), Evidence(hints=(source,)))  # no stage holds workers
+    assert (cause.kind, cause.sentence) == ("serial", source.what)
+    busy = window((stage("decode", 4, knob=MAP), rate(0.04, 0.001)))
+    assert causes(busy, Evidence(hints=(source,)))[0].kind == "storage"
+
+
 def test_workers_whose_results_are_not_taken_do_not_limit() -> None:
     one = Hint("map(crop) computes one element at a time", ".map(crop, num_parallel_calls=8)", "order", "crop")
     done = replace(rate(0.004, 0.0002, 0.2, starved=0.0, blocked=0.8), queue_fill=0.9)

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
-from report_runs import run
+from report_runs import WHOLE, run
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.record.card import end_card
 from intune_callbacks.record.findings import build_report
 from intune_callbacks.record.report import Report, write_report
 from intune_callbacks.session.tuner import Tuner
-from intune_callbacks.types import StageRates
+from intune_callbacks.types import Hint, StageRates
 
 KEYS = {
     *("verdict", "before", "after", "decisions", "mode", "mode_source", "stages", "versions", "auc", "frozen"),
@@ -237,3 +237,33 @@ def test_versions_name_what_is_used_and_import_nothing() -> None:
     out = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).splitlines()
     assert out[0].split() == ["intune_callbacks", "numpy", "python"]
     assert out[1] == ""
+
+
+def test_a_run_has_to_earn_back_the_start_of_workers_that_live_on() -> None:
+    """None of the windows holds it, the whole run does."""
+    summary = run(mode="observe")
+    assert summary.after.measured is not None
+    decode, *others = summary.after.measured.stages
+    stages = (replace(decode, knob="DataLoader(num_workers={})", once_s=1.5), *others)
+    measured = replace(summary.after.measured, stages=stages)
+
+    def gain(steps: int, seam_s: float) -> float:
+        whole = replace(WHOLE, steps=steps, seam_s=seam_s, paused_s=0.0)
+        side = replace(summary.after, measured=measured)
+        return (build_report(replace(summary, before=side, after=side, whole=whole)).advice or {"gain": 1.0})["gain"]
+
+    long, short = gain(100_000, 1.5), gain(100, 1.5)
+    assert long > 2.0 and 1.0 < short < 0.6 * long
+    assert gain(100, 20.0) < short  # what its start takes in any case does not become less
+
+
+def test_a_source_that_limits_is_what_to_change() -> None:
+    """Its sentence says what would help: it does not stand behind `nothing to change`."""
+    hint = Hint("from_generator makes one element at a time; several overlap", "", "serial", "from_generator")
+    summary = run(mode="observe", model_s=0.001)
+    seen = summary.after.measured
+    assert seen is not None
+    idle = replace(seen.rates["decode"], busy_frac=0.1, starved_frac=0.9)
+    side = replace(summary.after, measured=replace(seen, rates={"decode": idle}))
+    report = build_report(replace(summary, before=side, after=side, hints=(hint,)))
+    assert report.next.startswith("the workers of 'decode' stand idle 90 % of the time: from_generator makes one ")

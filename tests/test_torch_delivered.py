@@ -215,8 +215,9 @@ def test_an_error_is_no_end(is_live: bool) -> None:
 def test_the_start_of_workers_is_timed_where_they_start_anew(persistent: bool, is_live: bool) -> None:
     watched = Watched(loader(Shards([4, 4, 4]), 3, persistent_workers=persistent), is_live)
     watched.epoch()
-    startup_s = watched.pipeline.stages()[0].startup_s
+    startup_s, once_s = (getattr(watched.pipeline.stages()[0], name) for name in ("startup_s", "once_s"))
     assert 0.0 < startup_s < 30.0 if not persistent else startup_s == 0.0
+    assert is_live or (once_s > 0.0) == persistent
     watched.pipeline.close()
 
 

@@ -165,6 +165,26 @@ def test_what_workers_import_that_are_no_forks_is_their_start(
     assert watch.startup_s == (1.5 if is_dear else 0.0)
 
 
+def test_the_start_of_workers_that_live_on_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they have computed when the second epoch begins is the first one, and no import."""
+    spent_s = [3.0]
+    times = SimpleNamespace(create_time=lambda: 0.0, cpu_times=lambda: SimpleNamespace(user=spent_s[0], system=0.0))
+    monkeypatch.setattr("psutil.Process", lambda pid: SimpleNamespace(pid=pid, **vars(times)))
+
+    class Running:
+        _workers = (SimpleNamespace(pid=0, _start_method="spawn"),)
+
+    watch, running = Watch(1, 2, Clock(lambda: 0.0, lambda: 0.0)), Running()
+    for spent_s[0] in (3.0, 100.0):
+        watch.begin(running)
+        watch.fetch(lambda: 1)
+        assert watch.startup_s == 3.0
+    again = Running()
+    watch.begin(again)
+    watch.fetch(lambda: 1)
+    assert watch.startup_s == 100.0
+
+
 def spent_s(pipeline: Any) -> float:
     """Seconds the training loop has spent starting workers, the loader's own and ours."""
     return float(pipeline._engines.startup.total_s + pipeline._engines.stock_startup.total_s)
@@ -187,6 +207,7 @@ def test_the_start_of_workers_is_measured_and_charged_where_each_epoch_pays_it()
         pipeline.prepare()
         assert len(list(loader)) == ROWS // BATCH
         assert pipeline.stages()[0].startup_s == 0.0 and spent_s(pipeline) > 0.0
+        assert (pipeline.stages()[0].once_s > 0.0) == (options == {})  # threads have no start
         pipeline.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from intune_callbacks.measure import other_causes
-from intune_callbacks.measure.advice import PROCESSES, PYDATASET, more_threads, to_set
+from intune_callbacks.measure.advice import PYDATASET, more_threads, to_set
 from intune_callbacks.measure.evidence import NONE, Cause, Evidence
 from intune_callbacks.measure.measured import LONG_WAIT_S, READS, Measured
 from intune_callbacks.measure.other_causes import entries, if_it_pays
@@ -20,9 +20,9 @@ from intune_callbacks.measure.predict import (
     promised,
     step_s,
 )
-from intune_callbacks.measure.verdict import is_held_up, is_starved
+from intune_callbacks.measure.serial import feeds, serial, without_workers
 from intune_callbacks.types import Hint, Stage
-from intune_callbacks.words import amount, count, moment, percent, ratio
+from intune_callbacks.words import amount, count, moment, ratio
 
 __all__ = ["advice", "causes"]
 
@@ -33,8 +33,6 @@ COMPUTES = 0.5
 """An item that computes for less than this share of its time waits for something. A choice: the larger part counts."""
 LEAST_READ_S = 0.0002
 """No read from a disk or a network is shorter: such a wait is for a CPU."""
-ONE_CPU = (0.85, 1.1)
-"""CPUs that threads use together where the GIL lets one run at a time. A choice: one, as exactly as windows show it."""
 BROUGHT_NOTHING = 1.03
 """Factor below which more workers brought nothing. A choice: windows differ by as much."""
 MEANWHILE = "; a worker makes the next one meanwhile"
@@ -43,8 +41,6 @@ LEFT_ALONE = (
     "; it is left alone, for the dataset may need the training process: if it does not, write {}, or give "
     "InTuneCallback workers_kind='process' or 'thread'"
 )
-THREADS = {"ParallelMapper(": "method='process'", PYDATASET: PROCESSES}
-"""How the knobs of stages begin whose workers may be threads, and how the user writes processes there."""
 FOLLOWS_WORKERS = "order follows the workers"
 
 
@@ -82,7 +78,7 @@ def _limit(seen: Measured, known: Evidence) -> Cause | None:
     stage = limiting(seen)
     if stage is None or stage.current == 0:
         return _in_the_loop(seen, known, stage)
-    for reason in (_shards, _files, _order, _serial, _cpu, _tried, _too_few):
+    for reason in (_shards, _files, _order, serial, _cpu, _tried, _too_few):
         cause = reason(seen, known, stage)
         if cause is not None:
             return cause
@@ -95,9 +91,12 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
         return _shards(seen, known, owned) or _order(seen, known, owned)
     hint = known.hint("loader")
     if stage is None:
-        before = [] if seen.workers else _without_workers(seen, known)
+        before = [] if seen.workers else without_workers(seen, known)
         if before:
             return Cause("serial", before[0].stage, before[0].what, before[0].line)
+        source = None if seen.workers else feeds(seen, known)
+        if source is not None:
+            return Cause("serial", source.stage, source.what)
         if hint is None or not hint.line or seen.workers:
             return None
         gain = promised(seen.period_s / max(seen.model_s + 0.001, seen.period_s - seen.model_s), known.share)
@@ -109,7 +108,7 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     found = advise(seen, _most(seen, known), share=known.share)
     why = "" if found.gain >= LEAST_GAIN else "; from a worker it would not come sooner"
     if why and _is_crowded(seen):
-        why = "; no CPU is free for a worker"
+        why = f"; from a worker it may not come sooner, for {_taken(seen)}"
     ahead, rate = known.hint("ahead", stage.name), seen.rates.get(stage.name)
     how = f"{_one_after_the_other(seen)}{why or MEANWHILE}"
     if ahead is not None:  # what the training waits is not what a batch takes, and a worker makes no more than that
@@ -146,43 +145,6 @@ def _shards(seen: Measured, known: Evidence, stage: Stage | None = None) -> Caus
     if not found or (seen.wait_frac < WAITS and not found[0].line):
         return None
     return Cause("shards", found[0].stage, found[0].what, found[0].line)
-
-
-def _serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
-    name, rate = repr(stage.name), seen.rates.get(stage.name)
-    if rate is None:
-        return None
-    batch_s = rate.items_per_batch * rate.service_s
-    if stage.sequential or stage.high <= 1:
-        each = f"{name} takes {moment(batch_s)} for each batch and does one item at a time"
-        return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
-    if is_starved(rate):
-        idle = f"the workers of {name} stand idle {percent(rate.starved_frac)} of the time"
-        before = _without_workers(seen, known)
-        if before:
-            return Cause("serial", stage.name, f"{idle}: {before[0].what}", before[0].line)
-        return Cause("serial", stage.name, f"{idle}, for what feeds them is slower and has no workers of its own")
-    if is_held_up(rate) and stage == limiting(seen) and stage.when == "now":  # from outside it is not known
-        wait = f"the workers of {name} wait {percent(rate.blocked_frac)} of the time until what they made is taken"
-        behind = _without_workers(seen, known)
-        if behind:
-            return Cause("serial", behind[-1].stage, f"{wait}: {behind[-1].what}", behind[-1].line)
-        return Cause("serial", "", f"{wait}: what comes behind them is slower and has no workers of its own")
-    low, high = ONE_CPU
-    processes = next((line for knob, line in THREADS.items() if stage.knob.startswith(knob)), "")
-    in_threads = processes and processes not in stage.knob and not rate.worker_bytes and stage.current > 1
-    if in_threads and low <= rate.items_per_batch * rate.service_cpu_s / seen.period_s <= high:
-        together = (
-            f"the {stage.current} threads of {name} keep 1 CPU busy between them, for Python lets one run at a time"
-        )
-        return Cause("serial", stage.name, f"{together}: processes ({processes}) would use more")
-    return None
-
-
-def _without_workers(seen: Measured, known: Evidence) -> list[Hint]:
-    """What computes one element at a time where nothing can be set while it runs, and what to write there, in order."""
-    live = {"", *(stage.name for stage in seen.workers)}  # without a name it is of all stages
-    return [h for h in known.hints if h.kind in ("order", "workers") and h.line and h.stage not in live]
 
 
 def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
@@ -234,7 +196,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if rate.service_cpu_s < min(COMPUTES * rate.service_s, rate.service_s - LEAST_READ_S):
         waits_s = rate.service_s - rate.service_cpu_s
         is_unsure = _is_crowded(seen) and (rate.service_cpu_s >= READS * rate.service_s or waits_s <= LONG_WAIT_S)
-        of_what = "its reads or a CPU, of which none is free," if is_unsure else "its reads"
+        of_what = f"its reads or a CPU, for {_taken(seen)}," if is_unsure else "its reads"
         sentence = f"{item} waits {moment(waits_s)} for {of_what} and computes {moment(rate.service_cpu_s)}"
         # What the run showed counts more than what idle CPUs say: others may have had them for that moment alone.
         helped = known.first.get(stage.name) == stage.current and known.tried.get(stage.name, 0.0) >= LEAST_GAIN
@@ -267,6 +229,13 @@ def _is_crowded(seen: Measured) -> bool:
     return seen.cpus_had - seen.cpus_busy < 1.0 - CPUS_BUSY
 
 
+def _taken(seen: Measured) -> str:
+    """What was measured of the CPUs on a machine that is crowded: a wait alone does not say for what it is."""
+    if seen.cpus_idle is None or seen.cpus_idle >= 1.0 - CPUS_BUSY:
+        return f"the input keeps {seen.cpus_busy:.1f} of {_cpus(seen)} busy"
+    return f"{seen.cpus_idle:.1f} CPUs are idle"
+
+
 def _cpus(seen: Measured) -> str:
     return f"{amount(seen.cpus)} CPU{'s' * (seen.cpus != 1.0)}"
 
@@ -285,7 +254,7 @@ def _most(seen: Measured, known: Evidence) -> dict[str, int]:
         owned = FOLLOWS_WORKERS in stage.knob or known.hint("order", stage.name)
         if owned:
             most[stage.name] = max(1, stage.current)
-        elif any(reason(seen, known, stage) for reason in (_serial, _tried)) or known.hint("files", stage.name):
+        elif any(reason(seen, known, stage) for reason in (serial, _tried)) or known.hint("files", stage.name):
             most[stage.name] = stage.current
     return most
 

@@ -45,6 +45,7 @@ class Measured:
         stages: as in the last window.
         rates: worker stage -> the medians of its rates.
         unevenly: share of the time waited, where that is far more than in most windows; else 0.
+        run_batches: of the whole run, which has to earn back what is started once in it; 0 while unknown.
     """
 
     batches: int
@@ -63,6 +64,7 @@ class Measured:
     stages: tuple[Stage, ...]
     rates: Mapping[str, StageRates]
     unevenly: float = 0.0
+    run_batches: int = 0
 
     @property
     def wait_frac(self) -> float:

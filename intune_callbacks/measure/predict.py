@@ -190,7 +190,7 @@ def _raw_s(seen: Measured, stage: Stage) -> float:
 
 
 def _seam_s(seen: Measured, then: Mapping[str, int], persistent: Collection[str]) -> float:
-    """Seconds at the start of an epoch, for each of its batches."""
+    """Seconds at the start of an epoch, for each of its batches; what starts once in a run is spread over all of it."""
     starts = {stage.name: stage.startup_s * stage.current for stage in seen.workers}
     total_s = sum(starts.values())
     now_s = min(seen.seam_s, total_s / seen.epoch_batches if seen.epoch_batches else seen.seam_s) if total_s else 0.0
@@ -199,8 +199,12 @@ def _seam_s(seen: Measured, then: Mapping[str, int], persistent: Collection[str]
         if stage.current == 0:
             # Once, and then they live on; the run is at least as long as what was measured.
             seam_s += STARTUP_S * then[stage.name] / max(seen.batches, seen.epoch_batches or 1)
-        elif total_s and stage.name not in persistent:
+        elif stage.startup_s and stage.name not in persistent:
             seam_s += now_s * starts[stage.name] / total_s * then[stage.name] / stage.current
+        elif seen.run_batches:
+            # What those that live on now have taken is in what was measured.
+            once_s = stage.startup_s * then[stage.name] + stage.once_s * (then[stage.name] - stage.current)
+            seam_s += once_s / seen.run_batches
     return seam_s
 
 

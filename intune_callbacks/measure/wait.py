@@ -22,7 +22,7 @@ class StepTotals:
     """Monotonic totals of one training loop; take differences.
 
     Args:
-        steps: finished steps; a step goes from one delivered batch to the next.
+        steps: finished steps; a step goes from one delivered batch to the next, or to the end of its epoch.
         wait_s: seconds the loop was blocked in the fetch, starts of epochs included.
         model_s: seconds of the steps outside the fetch.
         paused_s: seconds that belong to no step: validation, checkpoints.
@@ -172,8 +172,10 @@ class StepTimer:
         now = self._now()
         spent = self._spent.copy()
         spent[self._state] += now - self.last_s
+        # Where an epoch has ended, or the next one begins, no batch is being trained on.
+        steps = max(self.batches - (not self._is_starting), 0)
         return StepTotals(
-            steps=max(self.batches - 1, 0),
+            steps=steps,
             wait_s=spent[_WAIT] + spent[_SEAM],
             model_s=spent[_MODEL],
             paused_s=spent[_PAUSED],
@@ -183,7 +185,7 @@ class StepTimer:
             first_batch_s=self._first_batch_s,
             epoch_start_s=self._epoch_start_s,
             epoch_batches=self._epoch_batches,
-            epoch_steps=max(self.batches - 1 - self._batches_before, 0),
+            epoch_steps=max(steps - self._batches_before, 0),
             stops=self._stops,
             stops_s=self._stops_s,
         )

@@ -61,6 +61,7 @@ class Watch:
         self.counters = counters or Counters()
         self._workers, self._window, self._clock = workers, max(1, window), clock
         self._running: weakref.ref[Any] | None = None
+        self._met: weakref.ref[Any] | None = None  # the iterator whose workers' start is known
         self._last_s: float | None = None
         self._service_s: float | None = None
         self._busy_s = self._batches = 0.0
@@ -148,21 +149,27 @@ class Watch:
     def _meet(self, now_s: float) -> None:
         """Look at the workers for the first time: what they did before the first batch is their start."""
         iterator = self._running() if self._running is not None else None
+        lives_on = iterator is not None and self._met is not None and self._met() is iterator
+        self._met = self._running
         for worker in getattr(iterator, "_workers", ()):
             with suppress(*UNREAD):
                 self._processes.append(psutil.Process(worker.pid))
+        self._cpu_s, self._unread = self._read(), 0
+        if not lives_on:
+            self._learn_start(iterator)
+        self._cpu_every_s = FIRST_CPU_S
+        self._cpu_due_s = now_s + FIRST_CPU_S
+
+    def _learn_start(self, iterator: Any) -> None:
         with suppress(*UNREAD):
             # They are started one after the other.
             begun_s = [process.create_time() for process in self._processes]
             self.startup_s = (max(begun_s) - min(begun_s)) / (len(begun_s) - 1) if len(begun_s) > 1 else 0.0
-        self._cpu_s, self._unread = self._read(), 0
         many = len(self._processes)
         if self._cpu_s is not None and _import_anew(iterator):
             # What they compute before the first batch is mostly that, on as many CPUs as there are.
             cpus = min(many, psutil.cpu_count() or 1)
             self.startup_s = max(self.startup_s, self._cpu_s / many / cpus)
-        self._cpu_every_s = FIRST_CPU_S
-        self._cpu_due_s = now_s + FIRST_CPU_S
 
     def _waited(self, now_s: float) -> None:
         if self._waited_s is not None and self._since_wait <= self._window:
@@ -270,6 +277,7 @@ class WatchedLoader:
             when=self._when,
             knob=self._knob,
             startup_s=self.watch.startup_s if self._anew else 0.0,
+            once_s=0.0 if self._anew else self.watch.startup_s,
             delivering=self.delivery.delivering,
         )
         return windowed(load, self._window, knob=self._window_knob if self._workers else "")

@@ -87,10 +87,12 @@ def build_report(
 
 
 def _measured(seen: Measured | None, whole: Mapping[str, Any]) -> Measured | None:
-    if seen is not None and not seen.seam_s and whole.get("seam_s") and whole.get("steps"):
-        # None of the windows that are remembered held the start of an epoch.
-        return replace(seen, seam_s=whole["seam_s"] / whole["steps"])
-    return seen
+    if seen is None or not whole.get("steps"):
+        return seen
+    seam_s = whole.get("seam_s", 0.0) / whole["steps"]
+    # The windows that are remembered may not hold the start of an epoch; that of workers that live on they never do.
+    is_out = not seen.seam_s or any(stage.once_s for stage in seen.stages)
+    return replace(seen, run_batches=whole["steps"], seam_s=max(seen.seam_s, seam_s) if is_out else seen.seam_s)
 
 
 def _told(seen: Measured | None, side: Side) -> Measured | None:
@@ -268,10 +270,11 @@ def _found(summary: Report) -> str:
 def _unchanged(summary: Report, last: Sequence[Cause], fed: str) -> str:
     if last and last[0].kind == "shards" and last[0].line:
         return f"paste what is below, or give each worker a shard\n{last[0].line}"
-    if last and last[0].kind in ("order", "shards"):
-        return last[0].sentence
     if fed:
         return f"paste what is below, for {last[0].sentence}{fed}"
+    named = {"", *(row.name for row in summary.stages)}  # what is no stage of it says itself what would help
+    if last and (last[0].kind in ("order", "shards") or (last[0].kind == "serial" and last[0].stage not in named)):
+        return last[0].sentence
     why = "no gain is predicted"
     waits = summary.after.verdict == "input-bound"
     if waits and not any(row.unit == "workers" for row in summary.stages):

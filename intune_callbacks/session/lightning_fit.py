@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from intune_callbacks.measure.device import cuda_wait
@@ -36,6 +37,7 @@ class Fit(TunedFit):
         super().__init__(settings, trainer.global_rank, int(getattr(trainer, "world_size", 1)))
         self.trainer = trainer
         self._timer = StepTimer()
+        self._done = 0  # steps
         self._samples = Samples()
         self.loaders = TrainLoaders(trainer.fit_loop, self._found_in)
         self.hooks = FetchHooks(trainer.fit_loop.epoch_loop, self._before_fetch, self._after_fetch)
@@ -74,6 +76,7 @@ class Fit(TunedFit):
         """Give the tuner its turn: the step is over, the next batch not asked for yet."""
         if self.tuner is None or self.frozen is not None or self._no_wait is not None:
             return
+        self._done += 1
         self._batch_samples = self._samples.count(batch)
         self._unseen += self._batch_samples
         if self.is_look_due():
@@ -94,7 +97,9 @@ class Fit(TunedFit):
     def end(self) -> None:
         """The training is over."""
         if self.tuner is not None:
-            self.tuner.end(self._timer.read())
+            totals = self._timer.read()
+            # Lightning knows an epoch's length and asks for no batch behind it: only the hook tells of its last step.
+            self.tuner.end(replace(totals, steps=max(totals.steps, self._done)))
             self._timer.pause()
 
     def close(self, show_card: bool) -> dict[str, Any]:

@@ -18,6 +18,8 @@ SAME_NUMBER = 3
 """Stages with the same number of calls, and prefetches, that are worth a sentence. A choice: two may well be meant."""
 UNKNOWN_OPTIONS = ("OptionsDataset", "IntuneStage")
 INTERLEAVES, LEGACY = "ParallelInterleaveDataset", "LegacyParallelInterleaveDataset"
+FEEDS = "serial"
+"""The kind of a hint about what feeds all stages and makes one element at a time, whatever is set."""
 FILES = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
 
 
@@ -25,7 +27,8 @@ def hints_of(graph: DatasetGraph) -> tuple[Hint, ...]:
     """Return what is odd about a pipeline; `graph` as the user's dataset is, before anything was edited."""
     nodes = _written(graph)
     found = [hint for node in nodes for hint in (*_files(graph, node), *_shuffle(graph, node))]
-    return (*found, *_same_number(graph, nodes), *_prefetches(graph, nodes), *_end(graph), *_sequential(graph, nodes))
+    found += [*_same_number(graph, nodes), *_prefetches(graph, nodes), *_end(graph), *_sequential(graph, nodes)]
+    return (*found, *_generator(graph, nodes))
 
 
 def _written(graph: DatasetGraph) -> list[Any]:
@@ -156,6 +159,16 @@ def _sequential(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
                 )
             )
     return found
+
+
+def _generator(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
+    """A source in Python; behind a cache it runs in the first epoch only."""
+    is_one = any(node.op == "FlatMapDataset" and "GeneratorDataset" in graph.inner_ops(node) for node in nodes)
+    if not is_one or any(node.op.startswith("CacheDataset") for node in nodes):
+        return []
+    what = "from_generator runs a Python generator, which makes one element at a time"
+    more = "several of them in one .interleave(..., num_parallel_calls=...) overlap their waits, in another order"
+    return [Hint(f"{what}; {more}", "", FEEDS, "from_generator")]
 
 
 def _reads_one_file(graph: DatasetGraph, node: Any) -> bool:

@@ -241,8 +241,19 @@ class Engines:
 
     def startup_s(self) -> float:
         """Return what a new epoch waits for each worker, in seconds; 0.0 where workers live on, or are threads."""
+        return 0.0 if self._lives_on() else self._start_s
+
+    def once_s(self) -> float:
+        """Return what the run waits for each worker that lives on, in seconds."""
+        return self._start_s if self._lives_on() else 0.0
+
+    def _lives_on(self) -> bool:
         # An iterator without an end is not made anew: its sampler begins again.
-        if self.loader.persistent_workers or self.kind != "process" or self._period() is not None:
+        return self.loader.persistent_workers or self._period() is not None
+
+    @property
+    def _start_s(self) -> float:
+        if self.kind != "process":
             return 0.0
         return self.startup.each_s or max(self.stock_startup.expected_s, self.watch.startup_s)
 

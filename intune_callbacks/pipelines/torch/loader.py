@@ -169,7 +169,10 @@ class MapLoader:
         elif engines.sampling.why:
             high, window = min(high, engines.own[1] if low else 0), (engines.own[1],) * 2
         load = Stage(
-            *(WORKERS, "cpu", "workers", low, high, engines.workers), knob=WORKERS_KNOB, startup_s=engines.startup_s()
+            *(WORKERS, "cpu", "workers", low, high, engines.workers),
+            knob=WORKERS_KNOB,
+            startup_s=engines.startup_s(),
+            once_s=engines.once_s(),
         )
         return windowed(load, engines.window, low=window[0], high=window[1], knob=WINDOW_KNOB)
 
