@@ -24,7 +24,7 @@ from intune_callbacks.measure.serial import feeds, serial, without_workers
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import amount, count, moment, ratio
 
-__all__ = ["advice", "causes"]
+__all__ = ["advice", "causes", "first_sentence"]
 
 CPUS_BUSY = 0.8
 """From this share of the CPUs the input may use on they are short. A choice: the rest is what the training and others
@@ -64,6 +64,11 @@ def causes(seen: Measured | None, known: Evidence = NONE) -> tuple[Cause, ...]:
     if limit is None and not found:
         return (other_causes.model(seen),) if seen.wait_frac < WAITS else ()
     return (*([limit] if limit is not None else []), *found)
+
+
+def first_sentence(found: Sequence[Cause]) -> str:
+    """Return the sentence of the first cause; empty where the model is it, or there is none."""
+    return found[0].sentence if found and found[0].kind != "model" else ""
 
 
 def advice(seen: Measured | None, known: Evidence = NONE) -> Advice:

@@ -9,7 +9,7 @@ from typing import Any
 
 from intune_callbacks.guard.guard import ALARM, RESTORED
 from intune_callbacks.measure.advice import to_set
-from intune_callbacks.measure.cause import advice, causes
+from intune_callbacks.measure.cause import advice, causes, first_sentence
 from intune_callbacks.measure.evidence import Cause, Evidence, measured_hints, tried
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.outgrow import outgrow
@@ -57,11 +57,11 @@ def build_report(
     is_cpu = bool(last) and last[0].kind == "cpu"
     slower, by_itself = _slower(summary, before, after)
     if slower:
-        verdict, why, cause, do, advised = SLOWER, slower, _because(last), _remedy(summary), None
+        verdict, why, cause, do, advised = SLOWER, slower, first_sentence(last), _remedy(summary), None
     else:
         verdict, do = summary.after.verdict, _next(summary, note, first, last, advised)
         why = "; ".join(filter(None, (summary.before.why, by_itself, _afterwards(summary))))
-        cause = _because(first) if summary.before.verdict == "input-bound" else ""
+        cause = first_sentence(first) if summary.before.verdict == "input-bound" else ""
     return replace(
         summary,
         verdict=verdict,
@@ -155,7 +155,7 @@ def _slower(summary: Report, before: Measured | None, after: Measured | None) ->
         What was done to it and, where that was not why, what else is known of it; one of them at least is empty.
     """
     first, last = summary.before.throughput_samples_per_s, summary.after.throughput_samples_per_s
-    if not summary.changes or before is None or after is None or not (first and last):
+    if not summary.changes or not (first and last) or before is None or after is None:
         return "", ""
     if "too short" in (before.verdict, after.verdict):
         return "", ""
@@ -209,10 +209,6 @@ def _remedy(summary: Report) -> str:
     return f"{keep}: {leave}" if keep else f"{leave}, and see whether it is faster: then please report this pipeline"
 
 
-def _because(found: Sequence[Cause]) -> str:
-    return found[0].sentence if found and found[0].kind != "model" else ""
-
-
 def _next(
     summary: Report, note: str | None, first: Sequence[Cause], last: Sequence[Cause], advised: dict[str, Any] | None
 ) -> str:
@@ -224,11 +220,10 @@ def _next(
     if summary.frozen:
         return "the allocation stayed where it was; please report the error above"
     if verdict == "too short":
-        if summary.changes:
-            if summary.before.verdict in FED:
-                return "keep your own numbers: too few steps came behind the last change to say what it brought"
-            return "train longer: too few steps came behind the last change to say what it brought"
-        return "train longer: nothing can be said about so few steps"
+        if not summary.changes:
+            return "train longer: nothing can be said about so few steps"
+        do = "keep your own numbers" if summary.before.verdict in FED else "train longer"
+        return f"{do}: too few steps came behind the last change to say what it brought"
     if advised is None and (mode != "tune" or not summary.changes):
         return _unchanged(summary, last, fed)
     # What is left alone, and workers that shall live on, `tune` does not set.
@@ -241,7 +236,7 @@ def _next(
         return "\n".join(_pasted(advised, ", or let mode='tune' do it" if mode == "advise" and may_tune else ""))
     if verdict == "input-bound":
         stage = summary.after.stage
-        why = _because(last)
+        why = first_sentence(last)
         if [(one.kind, one.stage) for one in (*first[:1], *last[:1])] == [("cpu", stage)] * 2:  # the card has said so
             why = f"more CPUs or a cheaper {stage!r} would help, other numbers would not"
         return f"{repr(stage) if stage else 'the input'} still limits{': ' if why else ''}{why}{fed}"
