@@ -19,6 +19,7 @@ THREADS = {"ParallelMapper(": "method='process'", PYDATASET: PROCESSES}
 
 
 def serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
+    """Return the reason where what limits does one item at a time: the stage, what feeds it or what comes behind it."""
     name, rate = repr(stage.name), seen.rates.get(stage.name)
     if rate is None:
         return None
