@@ -20,7 +20,7 @@ import numpy as np
 
 from intune_callbacks.types import Hint
 
-__all__ = ["CHANGED", "hints_of_change", "hints_of_here", "is_installed", "plain_values"]
+__all__ = ["CHANGED", "SCALARS", "hints_of_change", "hints_of_here", "is_installed", "plain_values"]
 
 CHANGED = "the training changed the dataset after its workers had started: no more of them now"
 ONLY_HERE = "the training process makes each batch itself: in a worker one raised {}"
