@@ -238,3 +238,13 @@ def test_the_package_itself_stays_light() -> None:
     code += "print([name for name in ('torch', 'intune_callbacks.session.live') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_loader_that_was_not_asked_for_a_batch_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Frameworks make loaders anew from the dataset and the sampler of one: theirs is another one."""
+    loader = live(slow())
+    for _ in DataLoader(loader.dataset, batch_sampler=loader.batch_sampler):
+        pass
+    loader.close()
+    card = capsys.readouterr().out
+    assert card.startswith("InTune  NOT MEASURED") and "not asked for a batch" in card

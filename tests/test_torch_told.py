@@ -11,8 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from busy_machine import eventually  # noqa: E402
+from loop_loaders import EAGER  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
+from torch_rows import engines  # noqa: E402
 
+from intune_callbacks import live  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
 
 BATCH, BAD = 4, (21, 37)
@@ -148,3 +152,29 @@ def test_an_iterator_is_not_held_by_its_errors() -> None:
     finally:
         gc.enable()
     pipeline.close()
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_no_engine_lives_on_behind_an_error_that_stock_workers_had_under_way(bad: int, restless: Any) -> None:
+    class Row(Dataset[Any]):
+        def __len__(self) -> int:
+            return 40 * BATCH
+
+        def __getitem__(self, index: int) -> int:
+            if index == bad * BATCH:
+                raise ValueError("a bad row")
+            return index
+
+    def train() -> None:
+        with pytest.raises(ValueError, match="a bad row"):
+            for _ in live(DataLoader(Row(), BATCH, num_workers=1), show_card=False, **EAGER):
+                pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        train()
+        assert restless.resizes
+        assert eventually(lambda: not engines(), within_s=10.0)
+    finally:
+        gc.enable()

@@ -80,6 +80,10 @@ def told(inner: Any, fit: Told, place: int, owner: Any) -> tuple[Iterator[Any], 
     return fetches, fetches.token
 
 
+NOT_ASKED = (
+    "what live() gave was not asked for a batch in this process; let the training loop go over it: a loader that a "
+    "framework makes anew from its dataset and sampler is another one"
+)
 IN_A_GRAPH = (
     "no step was seen: a compiled function that iterates over the dataset, or keeps its iterator, and a distribution "
     "strategy that was given it tell of none and nothing is tuned; call the function for each step, and give it the "
@@ -207,5 +211,7 @@ class Unseen:
         return max(int(samples), int(batches))
 
     def why_none(self, is_seen: int) -> str:
-        """Return what would let steps be seen, where there was none and the dataset can be iterated outside."""
-        return "" if is_seen or self._pipeline is None or self._pipeline.is_inside else IN_A_GRAPH
+        """Return why no step was seen, and what would let them be; empty where some was, or its pipeline tells them."""
+        if is_seen or (self._pipeline is not None and self._pipeline.is_inside):
+            return ""
+        return NOT_ASKED if self._pipeline is None else IN_A_GRAPH

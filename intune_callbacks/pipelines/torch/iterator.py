@@ -11,7 +11,7 @@ from torch.utils.data.dataloader import DataLoader
 from intune_callbacks.pipelines.torch.children import Children
 from intune_callbacks.pipelines.torch.engine import Engines
 from intune_callbacks.pipelines.torch.stock import LikeStock, Numbered, Stock
-from intune_callbacks.pipelines.torch.told import fetched
+from intune_callbacks.pipelines.torch.told import fetched, untied
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.pipelines.workers.worker import is_of_worker
@@ -103,7 +103,7 @@ class LoaderIterator(LikeStock):
         if self._stock is not None:  # what it still has in flight comes first
             if engine.workers < engines.workers:
                 self.children.grow(engine, waiting=False)
-            batch = _NONE if self._stock.is_over(None) else next(self._stock)
+            batch = _NONE if self._stock.is_over(None) else untied(self._stock.__next__)
             if batch is not _NONE:
                 self._number += 1
                 self._prime(engine)
@@ -130,7 +130,7 @@ class LoaderIterator(LikeStock):
             self._return(engine, self._source, again=True)
             self.engines.watch.begin(self._stock.iterator)
             self._is_put_off = True  # unless it comes now
-            batch = self.engines.watch.fetch(self._stock.__next__)
+            batch = untied(lambda: self.engines.watch.fetch(self._stock.__next__))
             self.engines.stay(failed)
         return batch
 

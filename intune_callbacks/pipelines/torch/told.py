@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
 
 from intune_callbacks.pipelines.torch.stock import Numbered
 from intune_callbacks.pipelines.workers.worker import RemoteTraceback, is_of_worker
 
-__all__ = ["WHERE", "fetched"]
+__all__ = ["WHERE", "fetched", "untied"]
 
 WHERE = "in DataLoader worker process {}"  # torch's words
 
@@ -32,11 +32,29 @@ def fetched(engine: Iterator[Any], source: Numbered, workers: int) -> Any:
             raise
         # Stock deals the batches of an epoch out in turn; which of ours has made it says nothing.
         wrapper = _wrapped(error, source.last % workers)
-    failed = _made(wrapper)  # behind the handler: it is told without ours
+    return _raise(_made(wrapper))
+
+
+def untied(fetch: Callable[[], Any]) -> Any:
+    """Return the stock loader's next batch, in a frame that an error of it does not keep.
+
+    Raises:
+        Exception: the loader's own. The frame in which torch raises it holds it, and with it all frames it came
+            through: an engine of ours would live until the garbage collector comes.
+    """
     try:
-        raise failed
+        return fetch()
+    except Exception as error:
+        failed = [error.with_traceback(None)]  # no name of this frame: the error's traceback has it
+    return _raise(failed.pop())
+
+
+def _raise(error: Exception) -> NoReturn:
+    """Raise it behind the handler, so that it is told without ours."""
+    try:
+        raise error
     finally:
-        del failed  # its traceback has this frame
+        del error  # its traceback has this frame
 
 
 def _wrapped(error: Exception, worker: int) -> Any:
