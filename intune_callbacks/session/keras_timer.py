@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,6 +14,9 @@ __all__ = ["LoopReading", "LoopTimer"]
 
 # Below this share of data wait a step's time is taken to be the model's. A choice: it is off by no more than that.
 FED_FRAC = 0.1
+# Of so many looks the one with the quickest step is believed. A choice: a machine with other work on it delays most
+# loops and not all, while a model that becomes slower is noticed within seconds.
+LOOKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,10 @@ class LoopTimer:
     `StepTimer` of it as if each look at the counters had been one fetch and what came behind it.
 
     With ``steps_per_execution`` above 1 a compiled loop asks for batches while it computes, so part of the fetch costs
-    nothing. How much is known from the time of steps that were well fed. Before there was one it follows from this: of
-    N steps that fetch for f seconds and compute for c each, the first fetch and the last computation have nothing
-    beside them, so the loop takes N f + c seconds if f >= c, and f + N c if not.
+    nothing. How much is known from the time of steps that were well fed. It also follows from this: of N steps that
+    fetch for f seconds and compute for c each, the first fetch and the last computation have nothing beside them, so
+    the loop takes N f + c seconds if f >= c, and f + N c if not. Whatever else delays a loop, and loops that differ,
+    only make c look longer, N times over: the least that a step was seen to take is believed.
 
     Args:
         read: the counters now.
@@ -54,7 +60,8 @@ class LoopTimer:
     def __init__(self, read: Callable[[], LoopReading], clock: Clock, together: int = 1) -> None:
         self._now, self._reading = clock.wall, read
         self._together = together
-        self._step_s: float | None = None
+        self._fed_step_s = math.inf
+        self._starved_step_s: deque[float] = deque(maxlen=LOOKS)
         self._at_s = clock.wall()
         self._steps = StepTimer(Clock(wall=lambda: self._at_s))
         self._last = LoopReading(0, 0.0, 0)
@@ -131,10 +138,10 @@ class LoopTimer:
             return waited_s
         if waited_s < FED_FRAC * spent_s:
             step_s = spent_s / steps
-            self._step_s = step_s if self._step_s is None else 0.8 * self._step_s + 0.2 * step_s
+            self._fed_step_s = step_s if math.isinf(self._fed_step_s) else 0.8 * self._fed_step_s + 0.2 * step_s
             return waited_s
-        step_s = _step_s(waited_s, spent_s, steps, self._together) if self._step_s is None else self._step_s
-        return min(waited_s, max(spent_s - steps * step_s, 0.0))
+        self._starved_step_s.append(_step_s(waited_s, spent_s, steps, self._together))
+        return min(waited_s, max(spent_s - steps * min(self._fed_step_s, *self._starved_step_s), 0.0))
 
 
 def _step_s(waited_s: float, spent_s: float, steps: int, together: int) -> float:
