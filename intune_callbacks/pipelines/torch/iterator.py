@@ -84,8 +84,8 @@ class LoaderIterator(LikeStock):
                     self._apply()
                 engine: Any = self.engine
             if batch is _NONE:
-                own = self.engines.own[0]
-                batch = fetched(engine, self._source, own) if self._stock is None else self._first(engine)
+                given = engine, self._source, self.engines.own[0], self.is_behind
+                batch = fetched(*given) if self._stock is None else self._first(engine)
                 self._number += 1
         except StopIteration:
             self._finish()
