@@ -94,7 +94,9 @@ def test_a_run_that_was_too_short_says_so() -> None:
 
 
 def test_a_note_is_what_to_do_next() -> None:
-    assert end_card(build_report(run(), note="wrap the source in a ParallelMapper")).endswith("in a ParallelMapper")
+    note = "wrap the source in a ParallelMapper"
+    assert build_report(run(), note=note).next == f"nothing to change now; should the input limit: {note}"
+    assert build_report(replace(run(), after=run().before), note=note).next.startswith(note)
 
 
 def test_a_last_change_that_came_late_is_told_as_that() -> None:
@@ -289,12 +291,8 @@ def test_a_window_is_shown_where_it_alone_changed() -> None:
     def row(name: str, first: int, current: int, window_of: str | None = None) -> StageRow:
         return StageRow(name, "cpu", "workers", 1, 99, current, window_of=window_of, first=first)
 
-    stages = (
-        row("read", 1, 8),
-        row("read.window", 2, 16, "read"),
-        row("parse", 1, 1),
-        row("parse.window", 2, 5, "parse"),
-    )
+    read, parse = (row("read", 1, 8), row("read.window", 2, 16, "read")), (row("parse", 1, 1),)
+    stages = (*read, *parse, row("parse.window", 2, 5, "parse"))
     card = end_card(build_report(replace(run(), stages=stages)))
     assert "read 1 · parse 1 (window 2)" in card
     assert "read 8 · parse 1 (window 5)" in card

@@ -216,6 +216,8 @@ def _next(
     # What feeds a live stage, and the line that gives it workers; no gain can be promised.
     fed = f"\n{last[0].line}" if last and last[0].kind == "serial" and last[0].line else ""
     if note:
+        if verdict == "compute-bound" and advised is None:
+            return f"nothing to change now; should the input limit: {note}"
         return "\n".join([note, *_pasted(advised)])
     if summary.frozen:
         return "the allocation stayed where it was; please report the error above"
