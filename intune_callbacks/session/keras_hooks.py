@@ -136,10 +136,6 @@ class TrainData:
         else:
             self.in_adapter("_dataset", dataset)
 
-    def give_loader(self, loader: Any) -> None:
-        """Let Keras make its next iterators from `loader`, an iterable over the same batches."""
-        self.in_adapter("_dataloader", loader)
-
     def in_adapter(self, name: str, value: Any) -> None:
         """Set an attribute of Keras's adapter till the end of the fit."""
         self._replace(self.adapter, name, value)
