@@ -24,7 +24,7 @@ from benchmarks.live_loop import FETCH_SAMPLES, Case, Delivery, Measured, decisi
 from benchmarks.live_search import QUICK, Found, Plan, search
 from benchmarks.output import arguments, numbers, words, write
 from intune_callbacks.config import POLICIES, TunerConfig
-from intune_callbacks.record.versions import versions
+from intune_callbacks.record.fingerprint import versions
 from intune_callbacks.session.found import found_by, write_found
 from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.session.warm_start import WarmStart

@@ -11,16 +11,14 @@ from typing import Any
 
 from intune_callbacks.config import is_address, sourced
 from intune_callbacks.errors import frozen_by, pass_on, stay_interrupted, warn
-from intune_callbacks.measure.apart import Apart
 from intune_callbacks.measure.device import CudaWait
 from intune_callbacks.measure.resources import MachineProbe
-from intune_callbacks.measure.wait import StepTimer, StepTotals
+from intune_callbacks.measure.wait import Apart, StepTimer, StepTotals
 from intune_callbacks.record.files import unwritable
 from intune_callbacks.record.findings import build_report
+from intune_callbacks.record.fingerprint import versions
 from intune_callbacks.record.history import History
-from intune_callbacks.record.report import Report, Span, write_report
-from intune_callbacks.record.unseen import not_measured
-from intune_callbacks.record.versions import versions
+from intune_callbacks.record.report import Report, Span, not_measured, write_report
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.found import found_by, send_found, write_found
 from intune_callbacks.session.keras_timer import LoopTimer

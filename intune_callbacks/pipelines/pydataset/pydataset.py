@@ -13,10 +13,10 @@ from intune_callbacks.errors import first_line
 from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, give_back, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import CHANGED, hints_of_change, hints_of_here, plain_values
-from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset.work import Here, There, reducer
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.line import Hold
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 

@@ -14,7 +14,6 @@ from intune_callbacks.errors import first_line, pass_on
 from intune_callbacks.pipelines.base import give_back
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
-from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.length import Length
 from intune_callbacks.pipelines.torch.carry import Carry
 from intune_callbacks.pipelines.torch.reach import dataset_of
@@ -24,6 +23,7 @@ from intune_callbacks.pipelines.torch.workers import Fetch, Start, context_of, p
 from intune_callbacks.pipelines.watched import Watch
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.line import Hold
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.pipelines.workers.surroundings import Surroundings, places
 from intune_callbacks.types import Clock
