@@ -87,7 +87,7 @@ def _pydataset(data: TrainData, config: TunerConfig, clock: Clock) -> Found:
     if stock is not None:
         ours = LiveEnqueuer(stock, pipeline, data.epoch_batches)
     data.in_adapter("enqueuer", ours)
-    return Found(pipeline, "workers and batches in flight are live")  # type: ignore[arg-type]
+    return Found(pipeline, "workers and batches in flight are live")
 
 
 def _is_known(adapter: Any) -> bool:

@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from intune_callbacks.errors import first_line
-from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, give_back, windowed
+from intune_callbacks.pipelines.base import (
+    MAX_PROCESSES,
+    MAX_THREADS,
+    MAX_WINDOW,
+    LiveLoader,
+    clamp,
+    give_back,
+    windowed,
+)
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import CHANGED, hints_of_change, hints_of_here, plain_values
 from intune_callbacks.pipelines.pydataset.work import Here, There, reducer
@@ -27,7 +35,7 @@ WORKERS, WINDOW = "load", "load.window"
 WAITING = 1
 
 
-class PyDatasetPipeline:
+class PyDatasetPipeline(LiveLoader):
     """One stage, `load`, over all epochs of one fit on a `keras.utils.PyDataset`.
 
     Args:
