@@ -159,11 +159,7 @@ class Dqn:
 
 
 class ModelJump(Dqn):
-    """Jumps to the fitted allocation, confirms it and holds it: the same without a network.
-
-    Args:
-        config: of the shell.
-    """
+    """Jumps to the fitted allocation, confirms it and holds it: the same without a network."""
 
     name = "model-jump"
 

@@ -41,11 +41,6 @@ class Unfit(Exception):
 def write_found(folder: Path, tree: Mapping[str, Any], state: str) -> Path:
     """Write what `found_by` returned, each file as a whole or not at all, and return the path of `found.yaml`.
 
-    Args:
-        folder: of this run and rank.
-        tree: of `found.yaml`.
-        state: the text of `state.json`.
-
     Raises:
         OSError: when it cannot be written.
     """

@@ -18,10 +18,6 @@ class Together:
 
     To tell of each took up to a twentieth of a step of one millisecond.
 
-    Args:
-        clock: its `wall` times the fetches.
-        count: returns the samples of a batch.
-
     Attributes:
         until_s, most: a fetch that begins later by that clock, or behind so many, is told by itself.
         batches, samples, wait_s: since they were told last.

@@ -184,13 +184,7 @@ class PyDatasetPipeline(LiveLoader):
 
 
 class Run:
-    """The batches from one start of the workers to their end: an epoch, or all of an iterator.
-
-    Args:
-        pipeline: whose numbers it follows.
-        source: of the numbers of the batches.
-        engine: which delivers.
-    """
+    """The batches from one start of the workers to their end: an epoch, or all of an iterator."""
 
     def __init__(self, pipeline: PyDatasetPipeline, source: _Numbered, engine: ElasticMap[Any]) -> None:
         self._pipeline, self._source, self.engine = pipeline, source, engine

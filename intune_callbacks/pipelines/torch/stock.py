@@ -257,9 +257,6 @@ class Kept:
     """Stands for an iterator that the loader keeps (`persistent_workers`) and whose workers have ended with a training.
 
     A loader without one would draw a seed for a new one, and from then on other orders than those of stock.
-
-    Args:
-        base_seed: of the iterator.
     """
 
     def __init__(self, base_seed: int) -> None:
