@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from threading import Thread
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from intune_callbacks.pipelines.delivered import Delivery, Followed
+from intune_callbacks.pipelines.delivered import Followed
 from intune_callbacks.types import Hint
+
+if TYPE_CHECKING:
+    from intune_callbacks.pipelines.watched import WatchedLoader
 
 __all__ = ["AHEAD", "INSIDE", "TimedIterator", "made_ahead", "within"]
 
@@ -68,18 +71,10 @@ def _parts(value: object, owner: object, closed: Any) -> Iterator[object]:
             yield part
 
 
-class Owner(Protocol):
-    """Who watches a loader."""
-
-    watch: Any
-    delivery: Delivery
-    delivered: int
-
-
 class TimedIterator:
     """Hands on the batches of the iterator behind it and times each fetch."""
 
-    def __init__(self, inner: Iterator[Any], owner: Owner) -> None:
+    def __init__(self, inner: Iterator[Any], owner: WatchedLoader) -> None:
         self._inner, self._owner = inner, owner
         followed = Followed(owner.delivery, inner)
         self._followed = followed if followed.is_known else None
