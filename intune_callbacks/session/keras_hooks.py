@@ -180,13 +180,7 @@ class TrainData:
 
 
 class Fetches:
-    """Counts and times the fetches a loop makes in Python.
-
-    Attributes:
-        delivered: batches fetched.
-        samples: samples in them.
-        wait_s: seconds inside the fetches.
-    """
+    """Counts and times the fetches a loop makes in Python."""
 
     def __init__(self, clock: Clock, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._now, self._before, self._after = clock.wall, before, after
