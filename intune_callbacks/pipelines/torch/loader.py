@@ -171,8 +171,8 @@ class MapLoader(LiveLoader):
         load = Stage(
             *(WORKERS, "cpu", "workers", low, high, engines.workers),
             knob=WORKERS_KNOB,
-            startup_s=engines.startup_s(),
-            once_s=engines.once_s(),
+            startup_s=0.0 if engines.lives_on else engines.start_s,
+            once_s=engines.start_s if engines.lives_on else 0.0,
         )
         return windowed(load, engines.window, low=window[0], high=window[1], knob=WINDOW_KNOB)
 
