@@ -21,7 +21,7 @@ import tensorflow as tf
 from intune_callbacks.errors import InTuneError
 from intune_callbacks.pipelines.base import MAX_THREADS, MAX_WINDOW, LiveLoader, clamp, cpus_allowed, windowed
 from intune_callbacks.pipelines.tf import build as tf_build
-from intune_callbacks.pipelines.tf.built import Built, build, keep
+from intune_callbacks.pipelines.tf.built import Built, build, keep, timed
 from intune_callbacks.pipelines.tf.graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf.hints import hints_of
 from intune_callbacks.pipelines.tf.native import Native, load
@@ -29,7 +29,6 @@ from intune_callbacks.pipelines.tf.node import said
 from intune_callbacks.pipelines.tf.objects import is_inside, threads_of
 from intune_callbacks.pipelines.tf.stage import GraphStage, live_numbers
 from intune_callbacks.pipelines.tf.stats import SinkReading, StageCourse, StageReading
-from intune_callbacks.pipelines.tf.timed import timed
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["DatasetPipeline", "is_compiled"]
