@@ -163,6 +163,8 @@ def duration(seconds: object) -> str:
     found = number(seconds)
     if found is None:
         return NOTHING
+    if 0.0 < found < 1.0:
+        return moment(found)
     minutes = int(found // 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"

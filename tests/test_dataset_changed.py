@@ -138,6 +138,21 @@ def test_samples_are_those_of_the_stock_loader(what: str, persistent: bool) -> N
     assert trained(change, True, persistent) == trained(change, False, persistent)
 
 
+def test_workers_that_live_on_go_on_where_the_numbers_are_the_users_own_again() -> None:
+    dataset = Epochal()
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True)
+    pipeline = MapLoader(loader, clock=Clock())
+    pipeline.prepare()
+    try:
+        for epoch in range(3):
+            dataset.epoch = epoch
+            for number, batch in enumerate(loader):
+                pipeline.resize({"load": 3, "load.window": 8} if number < 9 else {"load": 2, "load.window": 4})
+                assert batch[:, 1].tolist() == [0, 0, 0, 0]
+    finally:
+        pipeline.close()
+
+
 def test_workers_that_live_on_begin_the_next_epoch_alone() -> None:
     dataset = Epochal()
     loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True)

@@ -104,7 +104,7 @@ def test_validation_is_a_pause(backend: str) -> None:
     # 2 x 0.3 s of pause are in the run, and in no step.
     active_s = sum(4 * STEPS / rate for rate in made["logged"]["intune/throughput_samples_per_s"])
     assert report["wall_s"] > active_s + 0.25
-    assert 0.0 < report["whole"]["validation_s"] < report["whole"]["paused_s"]
+    assert 0.6 <= report["whole"]["validation_s"] < report["whole"]["paused_s"]
     assert report["steps"] == 2 * STEPS
 
 

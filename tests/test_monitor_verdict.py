@@ -52,16 +52,16 @@ def verdict(window: Observation) -> Verdict:
 
 def test_no_verdict_before_20_steps() -> None:
     short = verdict(observation(0.9, batches=19, decode=(1.0, 0.0)))
-    assert short == Verdict("too short", None, 0.0, "19 steps were measured, a verdict needs 20")
+    assert short == Verdict("too short", None, 0.0, "behind the warm-up 19 steps were measured in whole windows, a verdict needs 20")
     assert verdict(observation(0.9, batches=20, decode=(1.0, 0.0))).kind == "input-bound"
-    assert verdict(observation(0.9, batches=1)).why == "1 step was measured, a verdict needs 20"
-    assert settle([]).why == "0 steps were measured, a verdict needs 20"
+    assert verdict(observation(0.9, batches=1)).why == "behind the warm-up 1 step was measured in whole windows, a verdict needs 20"
+    assert settle([]).why == "behind the warm-up 0 steps were measured in whole windows, a verdict needs 20"
 
 
 def test_fewer_steps_are_enough_where_each_takes_seconds() -> None:
     assert verdict(observation(0.9, batches=11)).kind == "too short"
     assert settle([observation(0.9, batches=5), observation(0.9, batches=6)]).kind == "input-bound"
-    assert settle([observation(0.9, batches=3)] * 2).why == "6 steps were measured, a verdict needs 8"
+    assert settle([observation(0.9, batches=3)] * 2).why == "behind the warm-up 6 steps were measured in whole windows, a verdict needs 8"
 
 
 def test_what_a_change_was_made_on_is_told_of_fewer_steps_too() -> None:

@@ -230,6 +230,21 @@ def test_no_child_starts_once_the_dataset_was_changed() -> None:
     assert not children()
 
 
+def test_processes_know_what_the_dataset_sets_as_an_epoch_begins() -> None:
+    dataset = Counting(12)
+    pipeline, ours = live_of(stock_of(dataset, 3), 12, "process")
+    pipeline.resize({"load": 3})
+    batches = ours.get()
+    with contextlib.closing(pipeline):
+        for left_out in (1, 4):
+            ours.start()
+            time.sleep(0.3)  # whoever is not waited for would have started by now
+            dataset.none_at = left_out  # as Keras's `on_epoch_begin`, which it calls behind `start`
+            assert [next(batches)[0] for _ in range(11)] == [number for number in range(12) if number != left_out]
+            assert pipeline.why_not == "", "what is set before the workers start is no change behind their backs"
+            ours.stop()
+
+
 def test_random_numbers_in_processes_belong_to_the_batch() -> None:
     class Drawing(Counting):
         def __getitem__(self, number: int) -> Any:

@@ -178,3 +178,25 @@ def test_no_engine_lives_on_behind_an_error_that_stock_workers_had_under_way(bad
         assert eventually(lambda: not engines(), within_s=10.0)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_profiler_is_told_of_each_fetch_by_torchs_name(workers: int, persistent: bool) -> None:
+    loader: DataLoader = DataLoader(range(60), 4, num_workers=workers, persistent_workers=persistent and workers > 0)
+
+    def told() -> dict[str, int]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(3):
+                list(loader)
+        return {event.key: event.count for event in profile.key_averages() if "DataLoader" in event.key}
+
+    stock = told()
+    pipeline: Any = find(loader, workers_kind="process").pipeline
+    pipeline.prepare()
+    pipeline.resize({"load": 2, "load.window": 4})
+    ours = told()
+    pipeline.close()
+    assert ours.keys() == stock.keys() and len(ours) == 1
+    (name,) = stock
+    assert stock[name] - 3 <= ours[name] <= stock[name]  # the one with which ours take over an epoch is not told

@@ -33,7 +33,7 @@ def test_quantities() -> None:
     assert [size(v) for v in (3754, 85e6, 1.2e9)] == ["4 kB", "85 MB", "1.2 GB"]
     assert [percent(v) for v in (0.0, 0.345, 1.0)] == ["0 %", "34 %", "100 %"]
     assert [memory(1.25e9, limit) for limit in (64.4e9, 1.5e9)] == ["1.2 of 64 GB", "1.2 of 1.5 GB"]
-    assert [duration(s) for s in (0.4, 59, 61, 3700)] == ["0 s", "59 s", "1 min 1 s", "1 h 1 min"]
+    assert [duration(s) for s in (0, 0.4, 59, 61, 3700)] == ["0 s", "400 ms", "59 s", "1 min 1 s", "1 h 1 min"]
     assert [count(n, "change") for n in (0, 1, 2)] == ["0 changes", "1 change", "2 changes"]
 
 

@@ -124,7 +124,9 @@ def settle(
             return judged
     if not observations or measured < needed:
         noun = "step was" if measured == 1 else "steps were"
-        return Verdict("too short", None, 0.0, f"{measured} {noun} measured, a verdict needs {needed}")
+        # The reader counts all steps of his run: those of the warm-up, and behind the last whole window, are in none.
+        why = f"behind the warm-up {measured} {noun} measured in whole windows, a verdict needs {needed}"
+        return Verdict("too short", None, 0.0, why)
     return _judge(observations, waited, in_all)
 
 

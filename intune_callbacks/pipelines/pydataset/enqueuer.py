@@ -13,7 +13,7 @@ import itertools
 import queue
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from intune_callbacks.pipelines.pydataset.pydataset import WAITING, PyDatasetPipeline, Run
@@ -39,19 +39,26 @@ class LiveEnqueuer:
         self._sent_ahead = places + WAITING if places > 0 else None  # a queue of Python without a size takes all
         self._taken = 0  # since Keras began to count the batches anew
         self._run: Run | None = None
+        self._due: Callable[[], None] | None = None
         self._from_stock: Iterator[Any] | None = None
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
     def is_running(self) -> bool:
         """Whether batches can be had."""
-        return bool(self._stock.is_running() or (self._run is not None and not self._pipeline.is_closed))
+        has_run = self._run is not None or self._due is not None
+        return bool(self._stock.is_running() or (has_run and not self._pipeline.is_closed))
 
     def start(self) -> None:
-        """Start the workers; without effect while they run."""
+        """Begin an epoch, threads at once; without effect while one runs.
+
+        Keras starts an epoch before it calls the dataset's `on_epoch_begin`, and its own processes mostly begin behind
+        that. Ours always do, with the first batch that is asked for: they have to know what it has set.
+        """
         with self._lock:
             if self.is_running():
                 return
+            self._due = None
             if self._pipeline.is_closed:
                 self._stock.start()
                 return
@@ -61,14 +68,33 @@ class LiveEnqueuer:
                 hold_at = max(0, steps - self._stock.ready_queue.qsize()) + self._sent_ahead
             # Else some of what is made now is for later epochs.
             takes_all = steps is None or steps == self._stock.py_dataset.num_batches
-            try:
-                run = self._pipeline.begin(self._numbers, Hold(hold_at), takes_all)
-            except Exception as error:
-                self._pipeline.refused(error, self._pipeline.workers)
-                self._stock.start()
-                return
-            self._run = run
-        run.engine.prime()
+            before = random.getstate()
+            numbers = self._numbers()
+            drawn = random.getstate()
+
+            def begin() -> None:
+                try:
+                    self._run = self._pipeline.begin(lambda: numbers, Hold(hold_at), takes_all)
+                except Exception as error:
+                    self._pipeline.refused(error, self._pipeline.workers)
+                    if random.getstate() == drawn:
+                        random.setstate(before)  # Keras draws the same order again
+                    self._stock.start()
+
+            self._due = begin
+        if not self._pipeline.in_processes:
+            self._begun()
+
+    def _begun(self) -> Run | None:
+        """Return the run, whose workers are started where they have not been."""
+        with self._lock:
+            due, self._due = self._due, None
+            if due is not None:
+                due()
+            run = self._run
+        if due is not None and run is not None:
+            run.engine.prime()
+        return run
 
     def _takes(self) -> int | None:
         """Return the batches of the epoch that begins: fewer where Keras finds that there are no more."""
@@ -96,11 +122,11 @@ class LiveEnqueuer:
         raise ValueError("Iterator called after `on_epoch_end` or before `on_epoch_begin`.")
 
     def _next(self) -> Any:
+        run = self._begun()
         try:
             return self._stock.ready_queue.get(block=False)
         except queue.Empty:
             pass
-        run = self._run
         if run is None:
             if self._from_stock is None:
                 self._from_stock = self._stock.get()
@@ -120,10 +146,12 @@ class LiveEnqueuer:
         Args:
             drain_queue_and_join: keep what Keras would have sent to its workers by now for the next epoch.
         """
+        if drain_queue_and_join and self.is_running():
+            self._begun()
         with self._lock:
             if not self.is_running():
                 return
-            run, self._run = self._run, None
+            run, self._run, self._due = self._run, None, None
             self._stopped.set()
         if run is None:
             self._stock.stop(drain_queue_and_join)

@@ -93,8 +93,8 @@ class PyDatasetPipeline(LiveLoader):
     def _engine(self, source: _Numbered, hold: Hold, ordered: bool) -> ElasticMap[Any]:
         here, pool = Here(self._dataset), None
         # As many as the user's enqueuer starts, and at least two; the others while the loop waits anyway.
-        workers = min(self.workers, max(2, self.own)) if self._kind == "process" else self.workers
-        if self._kind == "process":
+        workers = min(self.workers, max(2, self.own)) if self.in_processes else self.workers
+        if self.in_processes:
             # The context of `multiprocessing.Pool`, which Keras takes: the user's own start method.
             context = multiprocessing.get_context()
             pool = ProcessPool(There(self._dataset, self._runs), context, reducer=reducer(), startup=self._startup)
@@ -119,9 +119,14 @@ class PyDatasetPipeline(LiveLoader):
                 pool.close()
             raise
 
+    @property
+    def in_processes(self) -> bool:
+        """Whether the workers have copies of the dataset."""
+        return self._kind == "process"
+
     def given(self) -> Any:
         """Return the plain values the dataset holds now, None where no process gets a copy."""
-        return plain_values(self._dataset) if self._kind == "process" else None
+        return plain_values(self._dataset) if self.in_processes else None
 
     def _stay(self, error: BaseException) -> None:
         """Leave it to the training process: it made a batch that a worker could not."""

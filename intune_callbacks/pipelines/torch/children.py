@@ -52,11 +52,16 @@ class Children:
     def first(self) -> int:
         """Return with how many an epoch begins: of those that live on from the last one, where others would differ."""
         count, idle = self._engines.at_once, 0 if self.pool is None else self.pool.idle
-        return idle if 0 < idle < count and self._engines.given() != self._given else count
+        return idle if 0 < idle < count and self.would_differ else count
+
+    @property
+    def would_differ(self) -> bool:
+        """Whether a worker that starts now would get another dataset than those that started with the iterator."""
+        return self._engines.given() != self._given
 
     def check(self) -> None:
-        """Raise where a worker that starts now would get another dataset than those that started with the iterator."""
-        if self._engines.given() != self._given:
+        """Raise where a worker that starts now would get another dataset."""
+        if self.would_differ:
             raise RuntimeError(CHANGED)
 
     def are_late(self) -> bool:

@@ -84,8 +84,8 @@ class LoaderIterator(LikeStock):
                     self._apply()
                 engine: Any = self.engine
             if batch is _NONE:
-                own = self.engines.own[0]
-                batch = fetched(engine, self._source, own) if self._stock is None else self._first(engine)
+                given = engine, self._source, self.engines.own[0], self.is_behind
+                batch = fetched(*given) if self._stock is None else self._first(engine)
                 self._number += 1
         except StopIteration:
             self._finish()
@@ -250,7 +250,8 @@ class LoaderIterator(LikeStock):
             self._drop_stock()
             engine.close()
             self.engine = None
-        if not engines.is_stock:
+        # Stock workers that start now would get the dataset as it is now: ours go on, with the user's own numbers.
+        if not engines.is_stock or (self.children.pool is not None and self.children.would_differ):
             try:
                 self._start(sampler, self._number, 0)
             except Exception as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
+from torch.autograd import profiler
 
 from intune_callbacks.pipelines.torch.stock import Numbered
 from intune_callbacks.pipelines.workers.worker import RemoteTraceback, is_of_worker
@@ -15,18 +16,24 @@ __all__ = ["WHERE", "fetched", "untied"]
 WHERE = "in DataLoader worker process {}"  # torch's words
 
 
-def fetched(engine: Iterator[Any], source: Numbered, workers: int) -> Any:
+def fetched(engine: Iterator[Any], source: Numbered, workers: int, is_named: bool = False) -> Any:
     """Return the next batch of ours.
 
     Args:
         source: the indices of the engine.
         workers: of the user's; with none, an error is one of the training process.
+        is_named: a stock iterator, which hands it on, tells a profiler of this fetch.
 
     Raises:
         Exception: what the user's code raised in a worker, made anew with torch's words: people match these.
     """
     try:
-        return next(engine)
+        if is_named or not getattr(profiler, "_is_profiler_enabled", False):
+            return next(engine)
+        # Who looks for what the training waits for, looks for torch's name in the trace.
+        kind = "_MultiProcessingDataLoaderIter" if workers else "_SingleProcessDataLoaderIter"
+        with profiler.record_function(f"enumerate(DataLoader)#{kind}.__next__"):
+            return next(engine)
     except Exception as error:
         if not workers or not is_of_worker(error):
             raise
