@@ -14,8 +14,6 @@ __all__ = ["Carry", "carry_tensor"]
 
 # A view that leaves out less of its storage than this is sent as a view of it all: others may look at the rest.
 NEARLY_WHOLE = 0.9
-# Bytes, dtype and shape.
-Packed = tuple[np.ndarray[Any, Any], torch.dtype, tuple[int, ...]]
 
 
 class Carry:
@@ -82,11 +80,11 @@ def _carry_strided(value: torch.Tensor) -> Any:
     shape, strides = tuple(value.shape), value.stride()
     extent = _extent(shape, strides)
     if extent <= 2 * value.numel():
-        return _rebuild_strided, (carry_tensor(value.as_strided((extent,), (1,)))[1], shape, strides)
+        return _rebuild_strided, (*carry_tensor(value.as_strided((extent,), (1,)))[1], shape, strides)
     for dimension, stride in enumerate(strides):
         if stride == 0:  # expanded
             value = value.narrow(dimension, 0, 1)
-    return _rebuild_spread, (carry_tensor(value.contiguous())[1], shape, _nearer(shape, strides))
+    return _rebuild_spread, (*carry_tensor(value.contiguous())[1], shape, _nearer(shape, strides))
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -111,16 +109,27 @@ def _nearer(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(near)
 
 
-def _rebuild_strided(packed: Packed, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+def _rebuild_strided(
+    raw: np.ndarray[Any, Any],
+    dtype: torch.dtype,
+    held_shape: tuple[int, ...],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> torch.Tensor:
     """Return a tensor with the strides it had: sums over other strides may round otherwise."""
-    return _rebuild_tensor(*packed).as_strided(shape, strides)
+    return _rebuild_tensor(raw, dtype, held_shape).as_strided(shape, strides)
 
 
-def _rebuild_spread(packed: Packed, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+def _rebuild_spread(
+    raw: np.ndarray[Any, Any],
+    dtype: torch.dtype,
+    packed_shape: tuple[int, ...],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> torch.Tensor:
     """Return a tensor with gaps between its elements."""
-    _, dtype, packed_shape = packed
     held = torch.empty(_extent(shape, strides), dtype=dtype)
-    held.as_strided(packed_shape, strides).copy_(_rebuild_tensor(*packed))
+    held.as_strided(packed_shape, strides).copy_(_rebuild_tensor(raw, dtype, packed_shape))
     return held.as_strided(shape, strides)
 
 
