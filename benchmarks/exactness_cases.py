@@ -26,7 +26,8 @@ from benchmarks.exactness_loaders import (
     work,
 )
 from benchmarks.hostile import identity
-from intune_callbacks.pipelines.find import LiveLoader, find
+from intune_callbacks.pipelines.base import LiveLoader
+from intune_callbacks.pipelines.find import find
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.types import Stage

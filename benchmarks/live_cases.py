@@ -10,7 +10,8 @@ from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 
 from benchmarks.emulated import VirtualMachine, irregular
 from benchmarks.live_loop import DATALOADER_BATCH, ENDLESS, Case, Loop, even_start
-from intune_callbacks.pipelines.find import LiveLoader, find
+from intune_callbacks.pipelines.base import LiveLoader
+from intune_callbacks.pipelines.find import find
 from intune_callbacks.types import Stage
 
 __all__ = ["PIPELINES", "Live"]

@@ -24,8 +24,8 @@ from benchmarks.live_loop import FETCH_SAMPLES, Case, Delivery, Measured, decisi
 from benchmarks.live_search import QUICK, Found, Plan, search
 from benchmarks.output import arguments, numbers, words, write
 from intune_callbacks.config import POLICIES, TunerConfig
-from intune_callbacks.record.versions import versions
-from intune_callbacks.session.found import write_found
+from intune_callbacks.record.fingerprint import versions
+from intune_callbacks.session.found import found_by, write_found
 from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.session.warm_start import WarmStart
 from intune_callbacks.types import Allocation
@@ -134,7 +134,9 @@ def _tune(
         tuner.close()
         live.close()
         if save_in is not None:
-            write_found(save_in, tuner, batch_size=FETCH_SAMPLES, ranks=1, versions=versions())
+            found = found_by(tuner, batch_size=FETCH_SAMPLES, ranks=1, versions=versions())
+            if found is not None:
+                write_found(save_in, *found)
 
 
 def run(

@@ -19,7 +19,8 @@ import tensorflow as tf
 from benchmarks.emulated import SHARES, VirtualMachine
 from benchmarks.live_loop import ENDLESS, Case, Loop, even_start
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.pipelines.find import LiveLoader, find
+from intune_callbacks.pipelines.base import LiveLoader
+from intune_callbacks.pipelines.find import find
 from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation, PipelineStats, Stage
 

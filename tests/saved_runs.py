@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeLoop, FakeMachine, FakePipeline, Work
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.session.found import write_found
+from intune_callbacks.session.found import found_by, write_found
 from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.session.warm_start import WarmStart
 from intune_callbacks.types import Allocation, Observation, Proposal
@@ -33,7 +33,8 @@ def tuner_of(pipeline: FakePipeline, script: Any = None, **config: Any) -> Tuner
 
 def save(folder: Path, tuner: Tuner, **changes: Any) -> Path | None:
     given = {"batch_size": BATCH, "ranks": 1, "versions": VERSIONS} | changes
-    return write_found(folder, tuner, **given)
+    found = found_by(tuner, **given)
+    return None if found is None else write_found(folder, *found)
 
 
 def run(folder: Path, pipeline: FakePipeline, seconds: float = 60.0, script: Any = None, **config: Any) -> FakeLoop:

@@ -18,8 +18,8 @@ from stage_work import Boom, counted, plain, work
 
 from intune_callbacks import Clock
 from intune_callbacks.pipelines.counters import Counters, nbytes
-from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.line import Hold
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 
 QUICK = settings(max_examples=60, suppress_health_check=list(HealthCheck))

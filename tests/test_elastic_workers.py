@@ -16,8 +16,8 @@ from stage_work import counted, plain, work
 
 from intune_callbacks import WorkerDied
 from intune_callbacks.pipelines import base
-from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.line import Hold
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 from intune_callbacks import live  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
-from intune_callbacks.pipelines.hold import Hold  # noqa: E402
 from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline  # noqa: E402
+from intune_callbacks.pipelines.workers.line import Hold  # noqa: E402
 from intune_callbacks.types import Clock  # noqa: E402
 
 ROWS, BATCH = 200, 4

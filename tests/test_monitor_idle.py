@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from intune_callbacks.measure.idle import IdleCpus
-from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.measure.resources import IdleCpus, MachineProbe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity to read here")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from intune_callbacks.measure.shares import CpuShares
+from intune_callbacks.measure.counts import CpuShares
 from intune_callbacks.types import Observation, Resources, Stage, StageRates
 
 

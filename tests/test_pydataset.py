@@ -21,9 +21,9 @@ from processes import children
 from pydataset_runs import Counting, Resizes, epochs, live_of, stock_of, takes_of
 
 from intune_callbacks.pipelines.check import check_pipeline
-from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset.enqueuer import InLoop
 from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline
+from intune_callbacks.pipelines.workers.line import Hold
 from intune_callbacks.types import Clock
 
 

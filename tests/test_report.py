@@ -231,7 +231,7 @@ def test_what_was_tried_in_vain_before_a_change_that_stayed_is_no_reason_for_wha
 
 def test_versions_name_what_is_used_and_import_nothing() -> None:
     code = (
-        "import sys, numpy; from intune_callbacks.record.versions import versions as v; found = v(); "
+        "import sys, numpy; from intune_callbacks.record.fingerprint import versions as v; found = v(); "
         "print(*sorted(found)); print(*[m for m in ('torch', 'lightning', 'torchdata') if m in sys.modules])"
     )
     out = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).splitlines()

@@ -25,7 +25,7 @@ from intune_callbacks.errors import ConfigError
 from intune_callbacks.service.client import Unanswered
 from intune_callbacks.service.jobs import Found
 from intune_callbacks.service.wire import Malformed, proposal
-from intune_callbacks.session.found import send_found
+from intune_callbacks.session.found import found_by, send_found
 from intune_callbacks.session.warm_start import WarmStart
 from intune_callbacks.types import Clock
 
@@ -183,7 +183,9 @@ def test_the_next_training_starts_from_what_the_first_one_found(tmp_path: Path) 
         pipeline = first._pipeline
         FakeLoop(pipeline).run(first, 60.0)
         first.close()
-        assert send_found(service.address, first, **known) is None
+        found = found_by(first, **known)
+        assert found is not None
+        assert send_found(service.address, *found) is None
         assert len(service.found) == 1
     # It is known over a restart, too.
     with serving(found=Found(tmp_path)) as service:
@@ -197,7 +199,7 @@ def test_the_next_training_starts_from_what_the_first_one_found(tmp_path: Path) 
         start.begin(second, 32, {"torch": "2.13.0"})
         assert start.entry["used"], start.entry
         assert {s.name: s.current for s in second.setting()[0]} == first.best
-        assert send_found("http://127.0.0.1:9", first, **known)
+        assert send_found("http://127.0.0.1:9", *found)
 
 
 def test_a_plain_loop_asks_and_its_report_says_where_it_started(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_a_loader_that_keeps_its_workers_goes_on_with_the_orders_of_stock(how: s
     pipeline = find(loader, workers_kind="process").pipeline
     iterator = pipeline.adopt(iter(loader))
     pipeline.resize({"load": 3})
-    assert eventually(iterator.children.are_ready)
+    assert eventually(lambda: not iterator.children.are_late())
     got = [[batch.tolist() for batch in iterator]]
     got += epochs_of(loader)
     assert iterator.engine is not None

@@ -113,8 +113,6 @@ def test_values_a_stage_does_not_take(native: tf_native.Native, key: str) -> Non
     assert native.set_window(key, "interleave", 9) == 4
     assert native.set_window(key, "prefetch", -5) == 1
     assert native.set_window(key, "unheard of", 7) == 7
-    with pytest.raises(ValueError, match="workers of 'interleave' is -1"):
-        native.set_workers(key, "interleave", -1)
     assert sorted(take(iterator, 24)) == sorted(numbers(source))
 
 

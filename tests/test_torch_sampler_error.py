@@ -14,8 +14,8 @@ from restless import Restless  # noqa: E402
 from torch.utils.data import DataLoader, Sampler  # noqa: E402
 
 from intune_callbacks import live  # noqa: E402
-from intune_callbacks.pipelines.hold import Hold  # noqa: E402
 from intune_callbacks.pipelines.workers.elastic import ElasticMap  # noqa: E402
+from intune_callbacks.pipelines.workers.line import Hold  # noqa: E402
 
 BAD, LENGTH = 31, 40
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 from intune_callbacks import ConfigError  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
-from intune_callbacks.measure.idle import IdleCpus  # noqa: E402
+from intune_callbacks.measure.resources import IdleCpus  # noqa: E402
 from intune_callbacks.pipelines.find import find  # noqa: E402
 
 

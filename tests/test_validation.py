@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from report_runs import WHOLE, run
 
-from intune_callbacks.measure.apart import Apart
+from intune_callbacks.measure.wait import Apart
 from intune_callbacks.record.card import card_rows
 from intune_callbacks.record.findings import build_report
 

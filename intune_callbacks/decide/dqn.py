@@ -14,8 +14,7 @@ from intune_callbacks.decide.reward import utility
 from intune_callbacks.decide.shell import Shell
 from intune_callbacks.decide.view import Floats, View
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.measure.counts import StageCounts
-from intune_callbacks.measure.shares import CpuShares
+from intune_callbacks.measure.counts import CpuShares, StageCounts
 from intune_callbacks.types import Allocation, Observation, Proposal, Stage
 
 if TYPE_CHECKING:
@@ -159,11 +158,7 @@ class Dqn:
 
 
 class ModelJump(Dqn):
-    """Jumps to the fitted allocation, confirms it and holds it: the same without a network.
-
-    Args:
-        config: of the shell.
-    """
+    """Jumps to the fitted allocation, confirms it and holds it: the same without a network."""
 
     name = "model-jump"
 

@@ -19,11 +19,7 @@ __all__ = ["Learner", "LearnerConfig", "Replay", "SharedQ"]
 
 
 class SharedQ(nn.Module):
-    """The network of `Network`, in PyTorch.
-
-    Args:
-        hidden: width of the hidden layers.
-    """
+    """The network of `Network`, in PyTorch."""
 
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
@@ -65,12 +61,7 @@ class SharedQ(nn.Module):
 
 
 class Replay:
-    """The last transitions, drawn from uniformly.
-
-    Args:
-        capacity: transitions.
-        slots: slots of a pipeline.
-    """
+    """The last transitions, drawn from uniformly."""
 
     def __init__(self, capacity: int, slots: int) -> None:
         s, f, g = slots, len(OF_SLOT), len(OF_PIPELINE)

@@ -36,11 +36,7 @@ LEAST_NOISE, MOST_NOISE = 0.005, 0.3
 
 
 class Track:
-    """Memory of N pipelines, fed one `View` per decision.
-
-    Args:
-        view: the first one.
-    """
+    """Memory of N pipelines, fed one `View` per decision."""
 
     def __init__(self, view: View) -> None:
         n, s = view.mask.shape

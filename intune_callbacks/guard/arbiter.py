@@ -51,7 +51,10 @@ def resolve(seen: Observation, policy: Policy, guard: Guard, net: Net, *, tune: 
         return _alarmed(alarm, now)
     if tune and (back := net.back()) is not None:
         ruling = guard.check(back.allocation, seen, has_run=True)
-        _tell(policy, back)
+        if (
+            taken_back := getattr(policy, "taken_back", None)
+        ) is not None:  # one of the user's own need not want to know
+            taken_back(back.failed, back.ratio)
         granted = changes(ruling.allocation, now)
         return Resolution(changes(back.allocation, now), granted, back.reason, ruling.vetoes, back=back)
     if tune and (alarm := guard.again(seen, net.permit.own)) is not None:
@@ -91,10 +94,3 @@ def changes(wanted: Mapping[str, int], now: Mapping[str, int]) -> Allocation:
 def _alarmed(alarm: Ruling, now: Allocation) -> Resolution:
     changed = changes(alarm.allocation, now)
     return Resolution(changed, changed, alarm.vetoes[0], alarm.vetoes, alarm=True)
-
-
-def _tell(policy: Policy, back: Return) -> None:
-    """Let the policy know; one of the user's own need not want to."""
-    learn = getattr(policy, "taken_back", None)
-    if learn is not None:
-        learn(back.failed, back.ratio)

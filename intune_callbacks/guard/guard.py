@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from intune_callbacks.config import TunerConfig
-from intune_callbacks.measure.shares import CpuShares
+from intune_callbacks.measure.counts import CpuShares
 from intune_callbacks.pipelines.base import busy_limit, clamp
 from intune_callbacks.types import Allocation, Observation, Stage
 

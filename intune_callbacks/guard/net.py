@@ -86,9 +86,6 @@ class _Trial:
 class Net:
     """Watches every window and has a say before each change; knows no policy and no framework.
 
-    Args:
-        trial_s: see `Permit`.
-
     Attributes:
         permit: what may be tried.
         harm_s: seconds that allocations which were worse than the best have cost so far.

@@ -30,11 +30,7 @@ LITTLE = 0.01
 
 
 class Freed:
-    """Has the C library return what it keeps, where that helps, and no more often than it helps.
-
-    Args:
-        wall: the wall clock, in seconds.
-    """
+    """Has the C library return what it keeps, where that helps, and no more often than it helps."""
 
     def __init__(self, wall: Callable[[], float] = time.perf_counter) -> None:
         self._wall = wall

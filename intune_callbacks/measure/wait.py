@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from intune_callbacks.types import Clock
 
-__all__ = ["STOP_S", "StepTimer", "StepTotals"]
+__all__ = ["STOP_S", "Apart", "StepTimer", "StepTotals"]
 
 _WAIT, _MODEL, _PAUSED, _SEAM = range(4)
 
@@ -211,3 +212,28 @@ class StepTimer:
             self._stops, self._stops_s = self._stops + 1, self._stops_s + spent_s
         self.last_s = now
         self._state = state
+
+
+class Apart:
+    """Adds up what lies between a begin and an end, such as the validations of a run.
+
+    Args:
+        now: seconds, by any clock.
+
+    Attributes:
+        total_s: of all that have ended; one that an error has left open is none of them.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._since_s: float | None = None
+        self.total_s = 0.0
+
+    def begin(self) -> None:
+        self._since_s = self._now()
+
+    def end(self) -> None:
+        """Without a begin nothing happens."""
+        since_s, self._since_s = self._since_s, None
+        if since_s is not None:
+            self.total_s += self._now() - since_s

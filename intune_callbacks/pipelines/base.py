@@ -13,7 +13,7 @@ from typing import Any
 from intune_callbacks.types import Allocation, Hint, Pipeline, PipelineStats, Stage
 
 __all__ = [
-    "MAX_PROCESSES", "MAX_THREADS", "MAX_WINDOW", "Combined", "Pipeline", "begin", "busy_limit", "clamp",
+    "MAX_PROCESSES", "MAX_THREADS", "MAX_WINDOW", "Combined", "LiveLoader", "Pipeline", "begin", "busy_limit", "clamp",
     "cpus_allowed", "give_back", "in_main_thread", "join", "spared", "windowed",
 ]  # fmt: skip
 
@@ -106,6 +106,23 @@ def busy_limit(cpus: float, worker_stages: int) -> float:
         worker_stages: stages that hold workers.
     """
     return BURST * cpus + worker_stages
+
+
+class LiveLoader(Pipeline):
+    """A pipeline bound to one loader of the user; by itself it takes nothing over."""
+
+    def prepare(self) -> None:
+        """Called before the loader's first `iter()`, when there is such a moment."""
+
+    def adopt(self, iterator: Any) -> Any:
+        """Take over a running iterator; put the returned one in its place."""
+        return iterator
+
+    def release(self) -> None:
+        """Undo every patch on the user's loader."""
+
+    def close(self) -> None:
+        self.release()
 
 
 class Combined:

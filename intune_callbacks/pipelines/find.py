@@ -6,13 +6,13 @@ import multiprocessing
 import operator
 import sys
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from intune_callbacks.pipelines.base import cpus_allowed
+from intune_callbacks.pipelines.base import LiveLoader, cpus_allowed
 from intune_callbacks.pipelines.watched import FOLLOWS_WORKERS, WatchedLoader
-from intune_callbacks.types import Clock, Hint, Pipeline
+from intune_callbacks.types import Clock, Hint
 
-__all__ = ["Found", "LiveLoader", "find"]
+__all__ = ["Found", "find"]
 
 STARTS = multiprocessing.get_all_start_methods()
 OWN_START = (
@@ -25,19 +25,6 @@ LEFT_ALONE = (
 )
 
 SHARED = "was 0; open {!r} in each worker (worker_init_fn): several that inherit it read each other's bytes"
-
-
-class LiveLoader(Pipeline, Protocol):
-    """A pipeline bound to one loader of the user."""
-
-    def prepare(self) -> None:
-        """Called before the loader's first `iter()`, when there is such a moment."""
-
-    def adopt(self, iterator: Any) -> Any:
-        """Take over a running iterator; put the returned one in its place."""
-
-    def release(self) -> None:
-        """Undo every patch on the user's loader."""
 
 
 @dataclass(frozen=True)

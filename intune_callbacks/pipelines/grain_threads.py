@@ -15,7 +15,7 @@ from typing import Any
 
 import grain
 
-from intune_callbacks.pipelines.base import MAX_THREADS, MAX_WINDOW, clamp, windowed
+from intune_callbacks.pipelines.base import MAX_THREADS, MAX_WINDOW, LiveLoader, clamp, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.types import Allocation, Clock, PipelineStats, Stage
 
@@ -65,7 +65,7 @@ def _parts(node: Any) -> Iterator[Any]:
         yield from _parts(parent)
 
 
-class GrainPipeline:
+class GrainPipeline(LiveLoader):
     """The one stage of a Grain pipeline that has threads.
 
     Args:
@@ -100,13 +100,6 @@ class GrainPipeline:
         """Take note of an iterator that begins: the numbers are its from now on."""
         self._running = weakref.ref(iterator)
 
-    def prepare(self) -> None:
-        """Nothing is left to do: `dataset` is live from its first `iter()` on."""
-
-    def adopt(self, iterator: Any) -> Any:
-        """Return the iterator as it is: one made from `dataset` is live."""
-        return iterator
-
     @property
     def wanted(self) -> tuple[int, int]:
         """Threads and buffer that a running iterator takes at its next fetch."""
@@ -136,9 +129,6 @@ class GrainPipeline:
     def release(self) -> None:
         """Let running iterators go on with the user's numbers, and unwatched."""
         self.is_released = True
-
-    def close(self) -> None:
-        self.release()
 
 
 class _Live(grain.IterDataset):  # type: ignore[misc]

@@ -9,7 +9,7 @@ from typing import Any
 
 from intune_callbacks.pipelines.base import in_main_thread
 
-__all__ = ["Length", "length_of"]
+__all__ = ["Length", "length_of", "restore", "states"]
 
 QUICK_S, SHARE = 1e-4, 0.01
 """What is answered sooner is asked for whenever it is needed; else so much of the time may go into it. A choice: it is
@@ -22,14 +22,14 @@ def length_of(value: Any) -> int | None:
     To be asked may mean to be iterated over, which draws an order.
     """
     # Beside another thread that trains, what that one draws meanwhile would be drawn again.
-    kept = _states() if in_main_thread() else None
+    kept = states() if in_main_thread() else None
     try:
         return len(value)
     except Exception:  # of one without a length, TypeError or what its author chose (PyTorch Geometric)
         return None
     finally:
         if kept is not None:
-            _restore(*kept)
+            restore(kept)
 
 
 class Length:
@@ -61,7 +61,8 @@ class Length:
         return self._last
 
 
-def _states() -> tuple[Any, Any, Any]:
+def states() -> tuple[Any, Any, Any]:
+    """Return the global random states of Python, numpy and torch; None of what nobody has imported."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     return (
         random.getstate(),
@@ -70,7 +71,9 @@ def _states() -> tuple[Any, Any, Any]:
     )
 
 
-def _restore(python: Any, numpy: Any, torch: Any) -> None:
+def restore(kept: tuple[Any, Any, Any]) -> None:
+    """Put back what `states` returned."""
+    python, numpy, torch = kept
     random.setstate(python)
     if numpy is not None:
         sys.modules["numpy"].random.set_state(numpy)

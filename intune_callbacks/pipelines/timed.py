@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from threading import Thread
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from intune_callbacks.pipelines.delivered import Delivery, Followed
+from intune_callbacks.pipelines.delivered import Followed
 from intune_callbacks.types import Hint
 
-__all__ = ["AHEAD", "INSIDE", "TimedIterator", "made_ahead"]
+if TYPE_CHECKING:
+    from intune_callbacks.pipelines.watched import WatchedLoader
 
-DEEPEST, LONGEST, MOST = 7, 256, 4096
+__all__ = ["AHEAD", "INSIDE", "TimedIterator", "made_ahead", "within"]
+
+DEEPEST, LONGEST, MOST = 8, 256, 4096
 """How deep, in how long containers and among how many objects one looks for who makes the batches."""
 
 # An iterator of the loader's own may do so, such as a `BackgroundGenerator`, or a `zip` of other loaders.
@@ -30,41 +33,48 @@ INSIDE = Hint(
 def made_ahead(iterator: object) -> Hint | None:
     """Return who makes the batches ahead where an iterator, or one inside it, is or holds a thread, or has workers."""
     workers = getattr(sys.modules.get("torch.utils.data.dataloader"), "_MultiProcessingDataLoaderIter", ())
-    level, seen = [iterator], 0
-    for _ in range(DEEPEST):
-        for value in level:
-            if isinstance(value, (Thread, Executor)):
-                return AHEAD
-            if isinstance(value, workers):
-                return INSIDE
-        seen += len(level)
-        if seen > MOST:
-            break
-        level = [part for value in level for part in _parts(value)]
+    for value in within(iterator):
+        if isinstance(value, (Thread, Executor)):
+            return AHEAD
+        if isinstance(value, workers):
+            return INSIDE
     return None
 
 
-def _parts(value: object) -> list[object]:
+def within(start: object, owner: object = None, closed: Any = ()) -> Iterator[object]:
+    """Yield an object and what is inside it, the nearest first; what else it refers to leads to other people's.
+
+    Args:
+        owner: looked into whatever it is, of others only iterators, frames of generators and small containers are.
+        closed: kinds of iterators that are not.
+    """
+    level, seen = [start], {id(start)}
+    for _ in range(DEEPEST):
+        yield from level
+        inside = {id(part): part for value in level for part in _parts(value, owner, closed)}
+        level = [part for key, part in inside.items() if key not in seen]
+        seen |= inside.keys()
+        if len(seen) > MOST:
+            return
+
+
+def _parts(value: object, owner: object, closed: Any) -> Iterator[object]:
     kind = type(value)
-    is_small = kind in (dict, list, tuple) and len(value) <= LONGEST  # type: ignore[arg-type]
-    if not (is_small or kind is FrameType or hasattr(kind, "__next__")):
-        return []
-    # A frame also refers to the names around it, and to who called it.
-    return [part for part in gc.get_referents(value) if kind is not FrameType or type(part) not in (dict, FrameType)]
-
-
-class Owner(Protocol):
-    """Who watches a loader."""
-
-    watch: Any
-    delivery: Delivery
-    delivered: int
+    if kind in (dict, list, tuple):
+        # The globals of a module are no part of an iterator that was made there.
+        holds = len(value) <= LONGEST and not (kind is dict and "__builtins__" in value)  # type: ignore[arg-type, operator]
+    else:
+        holds = value is owner or kind is FrameType or (hasattr(kind, "__next__") and not issubclass(kind, closed))
+    for part in gc.get_referents(value) if holds else ():
+        # A frame also refers to the names around it, and to who called it.
+        if kind is not FrameType or type(part) not in (dict, FrameType):
+            yield part
 
 
 class TimedIterator:
     """Hands on the batches of the iterator behind it and times each fetch."""
 
-    def __init__(self, inner: Iterator[Any], owner: Owner) -> None:
+    def __init__(self, inner: Iterator[Any], owner: WatchedLoader) -> None:
         self._inner, self._owner = inner, owner
         followed = Followed(owner.delivery, inner)
         self._followed = followed if followed.is_known else None

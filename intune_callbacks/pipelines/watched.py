@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import psutil
 
-from intune_callbacks.pipelines.base import MAX_PROCESSES, windowed
+from intune_callbacks.pipelines.base import MAX_PROCESSES, LiveLoader, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.delivered import Delivery
 from intune_callbacks.pipelines.timed import INSIDE, TimedIterator, made_ahead
@@ -222,7 +222,7 @@ def _import_anew(iterator: Any) -> bool:
     return bool(methods) and (methods[0] or multiprocessing.get_start_method(allow_none=True) or "fork") != "fork"
 
 
-class WatchedLoader:
+class WatchedLoader(LiveLoader):
     """One stage, `load`, with the user's numbers, seen from outside.
 
     Args:
@@ -254,9 +254,6 @@ class WatchedLoader:
         self.delivery = Delivery(workers, dataset, clock)
         self.delivered = 0
 
-    def prepare(self) -> None:
-        """Nothing is changed before the first `iter()`."""
-
     def adopt(self, iterator: Any) -> Any:
         """Return the iterator behind a stopwatch."""
         if not isinstance(iterator, TimedIterator):
@@ -287,9 +284,3 @@ class WatchedLoader:
 
     def resize(self, allocation: Mapping[str, int]) -> Allocation:
         return {stage.name: stage.current for stage in self.stages()}
-
-    def release(self) -> None:
-        """Nothing was patched."""
-
-    def close(self) -> None:
-        """Nothing was started."""

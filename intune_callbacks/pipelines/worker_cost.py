@@ -20,12 +20,7 @@ FORK_S, FORK_S_PER_BYTE = 0.01, 0.02 / 2**30
 
 
 class Startup:
-    """What starting workers has cost the thread that starts them.
-
-    Attributes:
-        count: workers started.
-        total_s: seconds it took.
-    """
+    """What starting workers has cost the thread that starts them."""
 
     def __init__(self) -> None:
         self.count, self.total_s = 0, 0.0

@@ -83,12 +83,7 @@ def draw(
 
 
 class HostileEnv(Env):
-    """Steps machines, some of which are hostile.
-
-    Args:
-        machines, rng, sizes, mixed: as for `Env`.
-        hostile: of these machines.
-    """
+    """Steps machines, some of which are hostile."""
 
     def __init__(
         self,

@@ -43,12 +43,7 @@ _COUNTERS = ("decisions", "updates", "refilled", "wall_s", "cpu_s", "loss")
 
 
 class Pretraining:
-    """One training under way: all machines decide, then the network is updated once.
-
-    Args:
-        clock: whose minutes and CPU seconds count.
-        draw: machines of an episode.
-    """
+    """One training under way: all machines decide, then the network is updated once."""
 
     def __init__(
         self,
@@ -178,7 +173,7 @@ def pretrain(
         out: folder of the results and of the checkpoint, which is written every minute.
         resume: go on from the checkpoint; of a finished training only the comparison is made again.
         date: of the model card, today by default.
-        clock: see `Pretraining`; also the minutes between two checkpoints.
+        clock: whose minutes and CPU seconds count, also of the minutes between two checkpoints.
 
     Raises:
         ConfigError: the folder holds another training, or none to resume, or cannot be written.

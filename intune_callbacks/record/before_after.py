@@ -27,12 +27,7 @@ decides, so few that work or a machine that changed, and led to the change, is t
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a run was at one moment.
-
-    Args:
-        totals: of the training loop.
-        samples: it had trained on.
-    """
+    """Where a run was at one moment."""
 
     totals: StepTotals = field(default_factory=StepTotals)
     samples: int = 0

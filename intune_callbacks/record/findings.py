@@ -15,8 +15,8 @@ from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.outgrow import outgrow
 from intune_callbacks.measure.predict import LEAST_GAIN, Advice
 from intune_callbacks.measure.verdict import COMPUTE_BOUND, FED, INPUT_BOUND
+from intune_callbacks.record.fingerprint import versions
 from intune_callbacks.record.report import Report, Side, Span
-from intune_callbacks.record.versions import versions
 from intune_callbacks.words import SLOWER, amount, changed, count, moment, ratio, with_window
 
 __all__ = ["build_report"]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from intune_callbacks.types import Resources
 
-__all__ = ["differences", "fingerprint"]
+__all__ = ["differences", "fingerprint", "versions"]
 
 OF_STAGE = ("kind", "unit", "sequential", "window_of")
 SAME_CPUS, SAME_MEMORY = 0.01, 0.1
 """Machines count as the same where CPUs and memory limit differ by no more than this share. A choice: quotas are
 rounded, and what the system keeps of the memory varies."""
 GB = 1e9
+PACKAGES = ("numpy", "torch", "pytorch_lightning", "lightning", "torchdata", "tensorflow", "keras", "jax")
 
 
 def fingerprint(
@@ -79,3 +82,14 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _apart(then: float, now: float, share: float) -> bool:
     return abs(then - now) > share * max(abs(then), abs(now))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what is in use; a framework nobody imported is not imported for that."""
+    found = {"python": platform.python_version()}
+    found["intune_callbacks"] = str(sys.modules["intune_callbacks"].__dict__["__version__"])
+    for name in PACKAGES:
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "__version__"):
+            found[name] = str(module.__version__)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -14,9 +14,9 @@ from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.outgrow import Outgrow
 from intune_callbacks.record.files import write_whole
 from intune_callbacks.types import Hint, Stage
-from intune_callbacks.words import number
+from intune_callbacks.words import NOT_MEASURED, number
 
-__all__ = ["NOT_KNOWN", "REPORT", "Memory", "Report", "Side", "Span", "StageRow", "write_report"]
+__all__ = ["NOT_KNOWN", "REPORT", "Memory", "Report", "Side", "Span", "StageRow", "not_measured", "write_report"]
 
 REPORT, NOT_KNOWN = "report.json", "not known"
 
@@ -223,6 +223,18 @@ def write_report(directory: str | Path, report: Report) -> Path:
     path = Path(directory) / REPORT
     write_whole(path, json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n")
     return path
+
+
+def not_measured(report: Report, reason: str) -> Report:
+    """Return the report with the reason in place of a verdict: a longer run would show no more.
+
+    Args:
+        report: of a run without a measured step.
+        reason: why none was seen and, behind the first semicolon, what would change that.
+    """
+    why, _, do = reason.partition("; ")
+    before, after = (replace(side, verdict=NOT_MEASURED, why=why) for side in (report.before, report.after))
+    return replace(report, verdict=NOT_MEASURED, why=why, next=do or report.next, before=before, after=after)
 
 
 def _plain(value: Any) -> Any:

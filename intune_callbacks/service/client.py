@@ -80,13 +80,7 @@ class Agent:
 
 @dataclass
 class _Call:
-    """One question on a connection of its own.
-
-    Args:
-        at: where.
-        path: of the question.
-        question: JSON.
-    """
+    """One question on a connection of its own."""
 
     at: SplitResult
     path: str

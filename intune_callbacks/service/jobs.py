@@ -65,12 +65,7 @@ class Job:
 
 
 class Jobs:
-    """Decides for many trainings.
-
-    Args:
-        policy: name of the policy of each.
-        clock: seconds.
-    """
+    """Decides for many trainings."""
 
     def __init__(self, policy: str = "dqn", clock: Callable[[], float] = time.monotonic) -> None:
         make_policy(policy)

@@ -54,12 +54,7 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a policy is told, one of the two.
-
-    Args:
-        observation: of a decision.
-        taken_back: what was left.
-    """
+    """What a policy is told, one of the two."""
 
     observation: Observation | None = None
     taken_back: TakenBack | None = None

@@ -11,18 +11,16 @@ from typing import Any
 
 from intune_callbacks.config import is_address, sourced
 from intune_callbacks.errors import frozen_by, pass_on, stay_interrupted, warn
-from intune_callbacks.measure.apart import Apart
 from intune_callbacks.measure.device import CudaWait
 from intune_callbacks.measure.resources import MachineProbe
-from intune_callbacks.measure.wait import StepTimer, StepTotals
+from intune_callbacks.measure.wait import Apart, StepTimer, StepTotals
 from intune_callbacks.record.files import unwritable
 from intune_callbacks.record.findings import build_report
+from intune_callbacks.record.fingerprint import versions
 from intune_callbacks.record.history import History
-from intune_callbacks.record.report import Report, Span, write_report
-from intune_callbacks.record.unseen import not_measured
-from intune_callbacks.record.versions import versions
+from intune_callbacks.record.report import Report, Span, not_measured, write_report
 from intune_callbacks.session.arguments import Settings
-from intune_callbacks.session.found import send_found, write_found
+from intune_callbacks.session.found import found_by, send_found, write_found
 from intune_callbacks.session.keras_timer import LoopTimer
 from intune_callbacks.session.ranks import exchange
 from intune_callbacks.session.tuner import Tuner
@@ -285,13 +283,15 @@ class TunedFit:
         """Leave what a later run can start from, in the folder and with the agent service."""
         if self.frozen is not None or not self._batch_size:
             return
-        known: dict[str, Any] = {"batch_size": self._batch_size, "ranks": self.world, "versions": versions()}
-        known["started_from"] = self.warm.used_source
+        setting: dict[str, Any] = {"batch_size": self._batch_size, "ranks": self.world, "versions": versions()}
         with self.guarded("writing found.yaml"):
+            found = found_by(tuner, **setting, started_from=self.warm.used_source)
+            if found is None:
+                return
             if self.run_dir is not None:
                 try:
-                    write_found(self.run_dir, tuner, **known)
+                    write_found(self.run_dir, *found)
                 except OSError as error:
                     warn(f"InTune could not write to {self.run_dir} what a later run can start from: {error}")
-            if is_address(self.config.policy) and (why := send_found(self.config.policy, tuner, **known)) is not None:
+            if is_address(self.config.policy) and (why := send_found(self.config.policy, *found)) is not None:
                 warn(f"InTune could not leave with {self.config.policy} what a later run can start from: {why}")

@@ -18,7 +18,7 @@ from intune_callbacks.record.report import Report, Side
 from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation
 
-__all__ = ["Unfit", "ask_found", "file_of", "parse_found", "read_found", "send_found", "write_found"]
+__all__ = ["Unfit", "ask_found", "file_of", "found_by", "parse_found", "read_found", "send_found", "write_found"]
 
 FOUND, STATE = "found.yaml", "state.json"
 FORMAT = 2
@@ -38,70 +38,44 @@ class Unfit(Exception):
     """Why a run is not started from another."""
 
 
-def write_found(
-    folder: Path,
-    tuner: Tuner,
-    *,
-    batch_size: int,
-    ranks: int,
-    versions: Mapping[str, str],
-    started_from: str | None = None,
-) -> Path | None:
-    """Write what a tuner found and what it knows, each file as a whole or not at all.
-
-    Args:
-        folder: of this run and rank.
-        tuner: closed.
-        started_from: the run this one was started from, if so.
-
-    Returns:
-        The path of `found.yaml`; None, and nothing is written, when the tuner changed nothing on purpose (modes
-        ``observe`` and ``advise``), froze, or did not measure a single window of something that can be changed.
+def write_found(folder: Path, tree: Mapping[str, Any], state: str) -> Path:
+    """Write what `found_by` returned, each file as a whole or not at all, and return the path of `found.yaml`.
 
     Raises:
         OSError: when it cannot be written.
     """
-    found = _found(tuner, batch_size, ranks, versions, started_from)
-    if found is None:
-        return None
-    tree, state = found
-    run = folder.parent if ranks > 1 else folder
+    run = folder.parent if tree["fingerprint"]["ranks"] > 1 else folder
     write_whole(folder / STATE, state)
     write_whole(folder / FOUND, HEADER.format(folder=json.dumps(str(run)), state=STATE) + _text(tree))
     return folder / FOUND
 
 
-def send_found(
-    address: str,
-    tuner: Tuner,
-    *,
-    batch_size: int,
-    ranks: int,
-    versions: Mapping[str, str],
-    started_from: str | None = None,
-) -> str | None:
-    """Send an agent service what `write_found` writes, and return why it was not kept, None if it was.
-
-    Args:
-        address: of the service; the others are those of `write_found`.
-    """
+def send_found(address: str, tree: Mapping[str, Any], state: str) -> str | None:
+    """Send an agent service what `write_found` writes, and return why it was not kept, None if it was."""
     from intune_callbacks.service.client import Agent, Unanswered
     from intune_callbacks.service.wire import encode
 
-    found = _found(tuner, batch_size, ranks, versions, started_from)
-    if found is None:
-        return None
     try:
-        status, told = Agent(address).ask("/v1/found", encode({"found": found[0], "state": found[1]}))
+        status, told = Agent(address).ask("/v1/found", encode({"found": tree, "state": state}))
     except (Unanswered, ValueError) as error:
         return str(error)
     return None if status == 200 else f"status {status} {told}"[:160]
 
 
-def _found(
-    tuner: Tuner, batch_size: int, ranks: int, versions: Mapping[str, str], started_from: str | None
+def found_by(
+    tuner: Tuner, *, batch_size: int, ranks: int, versions: Mapping[str, str], started_from: str | None = None
 ) -> tuple[dict[str, Any], str] | None:
-    """Return what a later run can start from: the tree of `found.yaml` and the text of `state.json`."""
+    """Return what a later run can start from: the tree of `found.yaml` and the text of `state.json`.
+
+    Args:
+        tuner: closed.
+        batch_size, ranks, versions: as for `fingerprint`.
+        started_from: the run this one was started from, if so.
+
+    Returns:
+        None when the tuner changed nothing on purpose (modes ``observe`` and ``advise``), froze, or did not measure a
+        single window of something that can be changed.
+    """
     summary = tuner.summary()
     units = {row.name: row.unit for row in summary.stages}
     # An epoch may have brought other stages: what was measured before that is of another pipeline.

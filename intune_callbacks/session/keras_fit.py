@@ -101,7 +101,7 @@ class Fit(TunedFit):
         left = let_go(data.loader, found)
         if left is found:
             return None
-        data.give_loader(data.loader)
+        data.in_adapter("_dataloader", data.loader)
         self.pipeline, self.why, self.hints = Combined({}), left.why, left.hints
         return self.pipeline
 

@@ -136,10 +136,6 @@ class TrainData:
         else:
             self.in_adapter("_dataset", dataset)
 
-    def give_loader(self, loader: Any) -> None:
-        """Let Keras make its next iterators from `loader`, an iterable over the same batches."""
-        self.in_adapter("_dataloader", loader)
-
     def in_adapter(self, name: str, value: Any) -> None:
         """Set an attribute of Keras's adapter till the end of the fit."""
         self._replace(self.adapter, name, value)
@@ -184,13 +180,7 @@ class TrainData:
 
 
 class Fetches:
-    """Counts and times the fetches a loop makes in Python.
-
-    Attributes:
-        delivered: batches fetched.
-        samples: samples in them.
-        wait_s: seconds inside the fetches.
-    """
+    """Counts and times the fetches a loop makes in Python."""
 
     def __init__(self, clock: Clock, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._now, self._before, self._after = clock.wall, before, after

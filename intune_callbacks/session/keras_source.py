@@ -13,7 +13,7 @@ from intune_callbacks.pipelines.pydataset.enqueuer import InLoop, LiveEnqueuer
 from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline, knobs
 from intune_callbacks.pipelines.watched import WatchedLoader
 from intune_callbacks.session.keras_hooks import GIVE_OTHER, NO_PYDATASET, TrainData
-from intune_callbacks.session.loaders import found_in
+from intune_callbacks.session.loaders import GiveUp, found_in
 from intune_callbacks.types import Clock, Hint
 
 __all__ = ["take_over"]
@@ -29,7 +29,6 @@ GENERATORS = (
     ("_finite_generator", "_infinite_generator"),
     ("_finite_enqueuer_generator", "_infinite_enqueuer_generator"),
 )
-GiveUp = Callable[[str, BaseException], None]
 ENQUEUER = ("py_dataset", "shuffle", "ready_queue", "future_queue", "start", "stop", "get", "is_running")
 
 
@@ -50,7 +49,7 @@ def take_over(data: TrainData, config: TunerConfig, clock: Clock, give_up: GiveU
         return found
     found.pipeline.prepare()
     if data.loader is not None:
-        data.give_loader(Adopted(data.loader, found.pipeline, give_up))
+        data.in_adapter("_dataloader", Adopted(data.loader, found.pipeline, give_up))
     else:
         data.in_adapter("_dataset", getattr(found.pipeline, "dataset"))  # noqa: B009  # not of every pipeline
     return found
@@ -88,7 +87,7 @@ def _pydataset(data: TrainData, config: TunerConfig, clock: Clock) -> Found:
     if stock is not None:
         ours = LiveEnqueuer(stock, pipeline, data.epoch_batches)
     data.in_adapter("enqueuer", ours)
-    return Found(pipeline, "workers and batches in flight are live")  # type: ignore[arg-type]
+    return Found(pipeline, "workers and batches in flight are live")
 
 
 def _is_known(adapter: Any) -> bool:

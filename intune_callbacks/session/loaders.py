@@ -14,6 +14,7 @@ from intune_callbacks.pipelines.find import Found, find
 from intune_callbacks.types import Clock, Hint
 
 __all__ = [
+    "GiveUp",
     "found_in",
     "hints_of",
     "leave",

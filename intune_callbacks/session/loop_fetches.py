@@ -5,22 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from intune_callbacks.measure.wait import StepTimer
 from intune_callbacks.types import Clock
 
-__all__ = ["Fetches", "Telling", "Together", "Told", "Unseen", "told"]
+if TYPE_CHECKING:
+    from intune_callbacks.session.loop_fit import Fit
+
+__all__ = ["Fetches", "Telling", "Together", "Unseen", "told"]
 
 
 class Together:
     """Fetches between two looks at the counters: they are counted here as they come, and told together.
 
     To tell of each took up to a twentieth of a step of one millisecond.
-
-    Args:
-        clock: its `wall` times the fetches.
-        count: returns the samples of a batch.
 
     Attributes:
         until_s, most: a fetch that begins later by that clock, or behind so many, is told by itself.
@@ -44,24 +43,7 @@ class Together:
         return batches, samples
 
 
-class Told(Protocol):
-    """Who is told of fetches."""
-
-    is_closed: bool
-    together: Together
-
-    def fetch_begin(self, place: int) -> None: ...
-
-    def fetch_end(self, place: int, batch: Any, delivered: bool) -> None: ...
-
-    def epoch_end(self, place: int, token: object, is_dropped: bool = False) -> None: ...
-
-    def again(self, place: int, token: object) -> None: ...
-
-    def handed_over(self, place: int) -> None: ...
-
-
-def told(inner: Any, fit: Told, place: int, owner: Any) -> tuple[Iterator[Any], object]:
+def told(inner: Any, fit: Fit, place: int, owner: Any) -> tuple[Iterator[Any], object]:
     """Return an iterator whose fetches are told, and its token.
 
     Args:
@@ -95,7 +77,7 @@ class Telling:
     """What both kinds of iterators do: tell of a fetch, and of their end."""
 
     __slots__ = ()  # else an iterator of TensorFlow's could not become one of these
-    _fit: Told
+    _fit: Fit
     _place: int
     token: object
 
@@ -126,7 +108,7 @@ class Telling:
 class Fetches(Telling):
     """One iterator of a loader, each fetch timed; arguments are those of `told`."""
 
-    def __init__(self, inner: Any, fit: Told, place: int, owner: Any) -> None:
+    def __init__(self, inner: Any, fit: Fit, place: int, owner: Any) -> None:
         self.inner, self._fit, self._owner = inner, fit, owner
         self._place, self.token = place, object()
         self._together = fit.together

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 __all__ = ["Samples", "batch_size_of"]
 
 CONTAINERS = (tuple, list, dict)
+Keys = tuple[Hashable, ...]
 DEEPEST = 4
 """How deep the samples of a batch are looked for. A choice: a batch is a dict of lists, or a tuple of those."""
 
@@ -23,7 +24,7 @@ class Samples:
 
     def __init__(self, batch_size: int | None = None) -> None:
         self._batch_size = batch_size
-        self._place: tuple[Hashable, ...] = ()
+        self._place: Keys = ()
         self._kind: Any = None
         self._has_shape = False  # torch computes a tensor's `len` in Python
 
@@ -47,13 +48,14 @@ class Samples:
             return self._batch_size or 1
 
     def _looked_for(self, batch: Any) -> int:
-        samples, place = _first_length(batch)
+        tensors = ((int(length), place) for length, place, is_tensor in _lengths(batch, -1) if is_tensor and length)
+        samples, place = next(tensors, (0, ()))
         if self._kind is None:
             self._kind, size = type(None), self._batch_size
             # The first batch is a whole one. Of a list of images the first tensor begins with the channels.
-            elsewhere = _place_of(batch, size, DEEPEST) if size is not None and samples != size else None
-            if size is not None and elsewhere is not None:
-                samples, place = size, elsewhere
+            elsewhere = ((length, place) for length, place, _ in _lengths(batch, DEEPEST) if length == size)
+            if samples != size:
+                samples, place = next(elsewhere, (samples, place))
             if samples:
                 self._place, part = place, batch
                 for key in place:
@@ -91,35 +93,19 @@ def _said_by(value: Any) -> int | None:
     return None
 
 
-def _first_length(batch: Any) -> tuple[int, tuple[Hashable, ...]]:
-    """Return the length of the first tensor that has one, and the keys that lead there; 0 where there is none."""
-    if isinstance(batch, (list, tuple)):
-        parts: Any = enumerate(batch)
-    else:
-        shape = getattr(batch, "shape", None)
-        if shape is not None:
-            return int(shape[0]) if len(shape) else 0, ()
-        if not isinstance(batch, Mapping):
-            return 0, ()
-        parts = batch.items()
-    for key, part in parts:
-        length, place = _first_length(part)
-        if length:
-            return length, (key, *place)
-    return 0, ()
+def _lengths(
+    batch: Any, depth: int, place: tuple[Hashable, ...] = ()
+) -> Iterator[tuple[int, tuple[Hashable, ...], bool]]:
+    """Yield the length of each list and tensor in a batch, the keys that lead there, and whether it is a tensor's.
 
-
-def _place_of(batch: Any, size: int, depth: int) -> tuple[Hashable, ...] | None:
-    """Return the keys that lead to the first list or tensor of this length, None if there is none."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return () if len(shape) and shape[0] == size else None
-    is_list = isinstance(batch, (list, tuple))
-    if is_list and len(batch) == size:
-        return ()
-    if depth and (is_list or isinstance(batch, Mapping)):
+    Args:
+        depth: how deep is looked; -1 looks without end.
+    """
+    is_list, shape = isinstance(batch, (list, tuple)), None
+    if is_list:
+        yield len(batch), place, False
+    elif (shape := getattr(batch, "shape", None)) is not None:
+        yield shape[0] if len(shape) else 0, place, True
+    if depth and (is_list or (shape is None and isinstance(batch, Mapping))):
         for key, part in enumerate(batch) if is_list else batch.items():
-            place = _place_of(part, size, depth - 1)
-            if place is not None:
-                return (key, *place)
-    return None
+            yield from _lengths(part, depth - 1, (*place, key))

@@ -6,12 +6,15 @@ is traced anew for each one it is given.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
-from intune_callbacks.session.loop_fetches import Telling, Told
+from intune_callbacks.session.loop_fetches import Telling
+
+if TYPE_CHECKING:
+    from intune_callbacks.session.loop_fit import Fit
 
 __all__ = ["is_plain", "told"]
 
@@ -23,7 +26,7 @@ def is_plain(iterator: Any) -> bool:
     return type(iterator) is iterator_ops.OwnedIterator
 
 
-def told(iterator: Any, fit: Told, place: int, owner: Any) -> object:
+def told(iterator: Any, fit: Fit, place: int, owner: Any) -> object:
     """Let the iterator tell of its fetches, and return its token; arguments are those of `loop_fetches.told`."""
     iterator.__class__ = _Iterator
     iterator._fit, iterator._owner, iterator._place, iterator.token = fit, owner, place, object()

@@ -26,9 +26,6 @@ class WarmStart:
         source: a run folder, the path of its `found.yaml`, or the address of an agent service; None is no such wish.
         rank: this process among those that train together; it reads what this rank wrote.
         world: how many train together.
-
-    Attributes:
-        source: as given.
     """
 
     def __init__(self, source: str | None, rank: int = 0, world: int = 1) -> None:

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset.pydataset import WAITING, PyDatasetPipeline, Run
+from intune_callbacks.pipelines.workers.line import Hold
 
 __all__ = ["InLoop", "LiveEnqueuer"]
 

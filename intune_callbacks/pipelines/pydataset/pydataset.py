@@ -10,13 +10,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from intune_callbacks.errors import first_line
-from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, give_back, windowed
+from intune_callbacks.pipelines.base import (
+    MAX_PROCESSES,
+    MAX_THREADS,
+    MAX_WINDOW,
+    LiveLoader,
+    clamp,
+    give_back,
+    windowed,
+)
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import CHANGED, hints_of_change, hints_of_here, plain_values
-from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.pydataset.work import Here, There, reducer
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.line import Hold
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
@@ -27,7 +35,7 @@ WORKERS, WINDOW = "load", "load.window"
 WAITING = 1
 
 
-class PyDatasetPipeline:
+class PyDatasetPipeline(LiveLoader):
     """One stage, `load`, over all epochs of one fit on a `keras.utils.PyDataset`.
 
     Args:
@@ -181,13 +189,7 @@ class PyDatasetPipeline:
 
 
 class Run:
-    """The batches from one start of the workers to their end: an epoch, or all of an iterator.
-
-    Args:
-        pipeline: whose numbers it follows.
-        source: of the numbers of the batches.
-        engine: which delivers.
-    """
+    """The batches from one start of the workers to their end: an epoch, or all of an iterator."""
 
     def __init__(self, pipeline: PyDatasetPipeline, source: _Numbered, engine: ElasticMap[Any]) -> None:
         self._pipeline, self._source, self.engine = pipeline, source, engine

@@ -83,12 +83,7 @@ class Native:
 
         Args:
             workers: 1 or more; 0 gives the work back to TensorFlow's own pool. Fewer than now: running ones end.
-
-        Raises:
-            ValueError: `workers` is negative.
         """
-        if workers < 0:
-            raise ValueError(f"workers of {stage!r} is {workers}; give 1 or more, or 0 for TensorFlow's own pool")
         self._library.intune_set_workers(pipeline.encode(), stage.encode(), workers)
 
     def set_window(self, pipeline: str, stage: str, window: int) -> int:

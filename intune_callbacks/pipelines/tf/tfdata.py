@@ -14,14 +14,14 @@ import os
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 import tensorflow as tf
 
 from intune_callbacks.errors import InTuneError
-from intune_callbacks.pipelines.base import MAX_THREADS, MAX_WINDOW, clamp, cpus_allowed, windowed
+from intune_callbacks.pipelines.base import MAX_THREADS, MAX_WINDOW, LiveLoader, clamp, cpus_allowed, windowed
 from intune_callbacks.pipelines.tf import build as tf_build
-from intune_callbacks.pipelines.tf.built import Built, build, keep
+from intune_callbacks.pipelines.tf.built import Built, build, keep, timed
 from intune_callbacks.pipelines.tf.graph import CannotRewrite, DatasetGraph
 from intune_callbacks.pipelines.tf.hints import hints_of
 from intune_callbacks.pipelines.tf.native import Native, load
@@ -29,7 +29,6 @@ from intune_callbacks.pipelines.tf.node import said
 from intune_callbacks.pipelines.tf.objects import is_inside, threads_of
 from intune_callbacks.pipelines.tf.stage import GraphStage, live_numbers
 from intune_callbacks.pipelines.tf.stats import SinkReading, StageCourse, StageReading
-from intune_callbacks.pipelines.tf.timed import timed
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 
 __all__ = ["DatasetPipeline", "is_compiled"]
@@ -44,7 +43,7 @@ LATER = (
 )
 
 
-class DatasetPipeline:
+class DatasetPipeline(LiveLoader):
     """All live stages of one `tf.data.Dataset`.
 
     Args:
@@ -92,13 +91,6 @@ class DatasetPipeline:
         self._looked_s, self._last_waits = 0.0, SinkReading()
         self.hints: tuple[Hint, ...] = ()
         self.why = self._begin_with(wait)
-
-    def prepare(self) -> None:
-        """Nothing is left to do: `dataset` is live from its first `iter()` on."""
-
-    def adopt(self, iterator: Any) -> Any:
-        """Return the iterator as it is: one made from `dataset` is live, one of the user's dataset stays as it is."""
-        return iterator
 
     def compile(self) -> None:
         """Begin to compile our operations beside the training, if that is still to be done."""

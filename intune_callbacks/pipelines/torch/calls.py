@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import mmap
 import pickle
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from intune_callbacks.pipelines.torch.reach import dataset_of
 from intune_callbacks.pipelines.torch.told import WHERE
 from intune_callbacks.pipelines.torch.workers import seed_all
 
-__all__ = ["Batch", "Evaluate", "Seeds", "Shared", "Task", "evaluated", "packed", "restore", "same", "states"]
+__all__ = ["Batch", "Evaluate", "Seeds", "Shared", "Task", "evaluated", "packed", "same"]
 
 NESTED, DEEPEST = 4, 16
 """How deep datasets are looked for in each other, and how deep two batches are compared. A choice."""
@@ -33,18 +32,6 @@ NESTED, DEEPEST = 4, 16
 Seeds = tuple[tuple[int, int, int], int]
 # The worker's id, its seed, the seeds of the batch, the packed samples.
 Task = tuple[int, int, Seeds, bytes]
-
-
-def states() -> Any:
-    """Return the global random states of Python, numpy and torch."""
-    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
-
-
-def restore(kept: Any) -> None:
-    """Put back what `states` returned."""
-    random.setstate(kept[0])
-    np.random.set_state(kept[1])
-    torch.default_generator.set_state(kept[2])
 
 
 def evaluated(collate: Callable[[Any], Any], items: Any, seeds: Seeds) -> Any:

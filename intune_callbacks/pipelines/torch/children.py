@@ -64,29 +64,21 @@ class Children:
         if self.would_differ:
             raise RuntimeError(CHANGED)
 
-    def are_ready(self) -> bool:
-        """Have the first ones started where that takes long; return whether they can compute.
+    def are_late(self) -> bool:
+        """Have the first ones started where that takes long; return whether they cannot compute yet.
 
-        Raises:
-            Exception: one could not be started, or has ended already; then none is left.
+        That they never will is noted: one could not be started, or has ended already, and then none is left.
         """
         if self._engines.starts_at_once:
-            return True
+            return False
         try:
             pool, count = self.begun(), self._engines.at_once
             assert pool is not None
             if pool.idle < count:
                 self.check()
-            return pool.prepare(count)
-        except Exception:
-            self.spare()
-            raise
-
-    def are_late(self) -> bool:
-        """Return whether the first ones cannot compute yet; that they never will is noted."""
-        try:
-            return not self.are_ready()
+            return not pool.prepare(count)
         except Exception as error:
+            self.spare()
             self._engines.refused(error, None)
             return False
 

@@ -14,7 +14,6 @@ from intune_callbacks.errors import first_line, pass_on
 from intune_callbacks.pipelines.base import give_back
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
-from intune_callbacks.pipelines.hold import Hold
 from intune_callbacks.pipelines.length import Length
 from intune_callbacks.pipelines.torch.carry import Carry
 from intune_callbacks.pipelines.torch.reach import dataset_of
@@ -24,6 +23,7 @@ from intune_callbacks.pipelines.torch.workers import Fetch, Start, context_of, p
 from intune_callbacks.pipelines.watched import Watch
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
+from intune_callbacks.pipelines.workers.line import Hold
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.pipelines.workers.surroundings import Surroundings, places
 from intune_callbacks.types import Clock
@@ -50,6 +50,7 @@ class Engines:
         is_let_go: the loader was given back: from now on it is the stock engine that begins.
         places: of the files that are open, before the workers of a stock iterator read in them.
         sampling: whether the sampler depends on what the training does meanwhile.
+        length: returns the batches of an epoch, None if the sampler does not know.
     """
 
     def __init__(self, loader: DataLoader[Any], clock: Clock, kind: str, in_order: bool = True) -> None:
@@ -59,7 +60,7 @@ class Engines:
         self.counters = Counters()
         self.watch = Watch(loader.num_workers, self.window, clock, self.counters)
         self._ahead = (loader.prefetch_factor or 0) * loader.num_workers
-        self._length = Length(loader._index_sampler, is_settled(loader._index_sampler))
+        self.length = Length(loader._index_sampler, is_settled(loader._index_sampler)).now
         self.sampling = SamplerWatch(loader, self._ahead, self._depends, self._period())
         self.startup = Startup()
         self.stock_startup = Startup()
@@ -239,20 +240,14 @@ class Engines:
             name=WORKERS,
         )
 
-    def startup_s(self) -> float:
-        """Return what a new epoch waits for each worker, in seconds; 0.0 where workers live on, or are threads."""
-        return 0.0 if self._lives_on() else self._start_s
-
-    def once_s(self) -> float:
-        """Return what the run waits for each worker that lives on, in seconds."""
-        return self._start_s if self._lives_on() else 0.0
-
-    def _lives_on(self) -> bool:
-        # An iterator without an end is not made anew: its sampler begins again.
+    @property
+    def lives_on(self) -> bool:
+        """True where workers are not started anew for each epoch: an iterator without an end begins again by itself."""
         return self.loader.persistent_workers or self._period() is not None
 
     @property
-    def _start_s(self) -> float:
+    def start_s(self) -> float:
+        """What is waited for each worker, in seconds; 0.0 for threads."""
         if self.kind != "process":
             return 0.0
         return self.startup.each_s or max(self.stock_startup.expected_s, self.watch.startup_s)
@@ -270,10 +265,6 @@ class Engines:
             return None if self.length() is not None else max(1, len(self.loader))
         except Exception:  # the length is the user's code
             return None
-
-    def length(self) -> int | None:
-        """Return the batches of an epoch, None if the sampler does not know."""
-        return self._length.now()
 
 
 def pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:

@@ -15,7 +15,8 @@ from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.base import begin, spared
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
-from intune_callbacks.pipelines.torch.calls import Batch, Evaluate, Task, restore, states
+from intune_callbacks.pipelines.length import restore, states
+from intune_callbacks.pipelines.torch.calls import Batch, Evaluate, Task
 from intune_callbacks.pipelines.torch.carry import Carry
 from intune_callbacks.pipelines.torch.engine import pinning
 from intune_callbacks.pipelines.torch.reach import dataset_of

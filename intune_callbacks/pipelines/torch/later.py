@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from intune_callbacks.pipelines.later import UNTOUCHED, Later, Token, given, hold, swapped
-from intune_callbacks.pipelines.torch.calls import Batch, Shared, evaluated, packed, restore, states
+from intune_callbacks.pipelines.length import restore, states
+from intune_callbacks.pipelines.torch.calls import Batch, Shared, evaluated, packed
 from intune_callbacks.pipelines.torch.workers import random_states, seed_all
 
 __all__ = ["Begin", "Collate"]

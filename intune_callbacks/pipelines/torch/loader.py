@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, clamp, windowed
+from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, LiveLoader, clamp, windowed
 from intune_callbacks.pipelines.given import hints_of_change, hints_of_here
 from intune_callbacks.pipelines.torch.engine import WORKERS, Engines
 from intune_callbacks.pipelines.torch.iterator import LoaderIterator
@@ -42,7 +42,7 @@ STAYS = (
 STOCK = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 
 
-class MapLoader:
+class MapLoader(LiveLoader):
     """A map-style DataLoader with any sampler, collate function, init function, generator or context.
 
     Its stage `load` begins at the user's `num_workers`, 0 in the training loop included; 0 is offered to none else.
@@ -171,8 +171,8 @@ class MapLoader:
         load = Stage(
             *(WORKERS, "cpu", "workers", low, high, engines.workers),
             knob=WORKERS_KNOB,
-            startup_s=engines.startup_s(),
-            once_s=engines.once_s(),
+            startup_s=0.0 if engines.lives_on else engines.start_s,
+            once_s=engines.start_s if engines.lives_on else 0.0,
         )
         return windowed(load, engines.window, low=window[0], high=window[1], knob=WINDOW_KNOB)
 

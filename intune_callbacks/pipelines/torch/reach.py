@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BufferedReader, FileIO, TextIOWrapper
-from types import FrameType
+from itertools import chain
 from typing import Any
 
 from torch.utils.data import dataloader
 from torch.utils.data.dataloader import DataLoader  # as it is there, whatever stands in its place in `torch.utils.data`
+
+from intune_callbacks.pipelines.timed import within
 
 __all__ = [
     "Seam",
@@ -25,8 +26,8 @@ __all__ = [
     "unwrapped",
 ]
 
-WRAPPED, DEEPEST, LONGEST, MOST = 4, 8, 256, 4096
-"""How many loaders are inside each other; how deep, in how long containers and among how many objects one looks."""
+WRAPPED = 4
+"""How many loaders are inside each other."""
 
 _MISSING = object()
 OURS = __name__.partition(".")[0]
@@ -180,36 +181,5 @@ def hidden_in(iterator: Any, loader: DataLoader[Any], wanted: Callable[[object],
     Args:
         iterator: what the trainer asks for batches.
     """
-    seen: set[int] = set()
-    for start in (iterator, loader):
-        level = [start]
-        for _ in range(DEEPEST):
-            for value in level:
-                if wanted(value):
-                    return value
-            level = [part for value in level for part in _parts(value, loader) if _is_new(part, seen)]
-            if not level or len(seen) > MOST:
-                break
-    return None
-
-
-def _is_new(value: object, seen: set[int]) -> bool:
-    if id(value) in seen:
-        return False
-    seen.add(id(value))
-    return True
-
-
-def _parts(value: object, loader: DataLoader[Any]) -> Iterator[object]:
-    """Yield what an iterator, a small container in one, or the loader holds; the rest leads to other people's."""
-    kind = type(value)
-    if kind in (dict, list, tuple):
-        # The globals of a module are no part of an iterator that was made there.
-        holds = len(value) <= LONGEST and not (kind is dict and "__builtins__" in value)  # type: ignore[arg-type, operator]
-    else:
-        holds = value is loader or kind is FrameType or hasattr(kind, "__next__")
-    if holds and not issubclass(kind, _STOCK):
-        for part in gc.get_referents(value):
-            # A frame also refers to the names around it, and to who called it.
-            if kind is not FrameType or type(part) not in (dict, FrameType):
-                yield part
+    around = chain(within(iterator, loader, _STOCK), within(loader, loader, _STOCK))
+    return next((value for value in around if wanted(value)), None)

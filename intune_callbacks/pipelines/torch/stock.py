@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils import signal_handling
@@ -15,16 +15,10 @@ from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from intune_callbacks.pipelines.base import begin
 
+if TYPE_CHECKING:
+    from intune_callbacks.pipelines.torch.iterator import LoaderIterator
+
 __all__ = ["Kept", "LikeStock", "Numbered", "Stock", "going_on", "shown_by"]
-
-
-class Shown(Protocol):
-    """What takes the place of a stock iterator."""
-
-    def __next__(self) -> Any:
-        """Return the next batch."""
-
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None: ...
 
 
 class Stock:
@@ -110,7 +104,7 @@ class Stock:
                 return
         shutdown()
 
-    def cover(self, ours: Shown) -> None:
+    def cover(self, ours: LoaderIterator) -> None:
         """Let whoever holds the iterator get the batches of `ours` from it, in this epoch and the next ones.
 
         Args:
@@ -257,9 +251,6 @@ class Kept:
     """Stands for an iterator that the loader keeps (`persistent_workers`) and whose workers have ended with a training.
 
     A loader without one would draw a seed for a new one, and from then on other orders than those of stock.
-
-    Args:
-        base_seed: of the iterator.
     """
 
     def __init__(self, base_seed: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from torchdata.nodes import Loader, Prefetcher
 from torchdata.nodes.map import _ParallelMapperImpl
 
-from intune_callbacks.pipelines.base import MAX_THREADS, clamp
+from intune_callbacks.pipelines.base import MAX_THREADS, LiveLoader, clamp
 from intune_callbacks.pipelines.given import hints_of_change
 from intune_callbacks.pipelines.torch.torchdata_nodes import NodeStage, end_ours, function_name, walk
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
@@ -20,7 +20,7 @@ from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 __all__ = ["NodeGraph"]
 
 
-class NodeGraph:
+class NodeGraph(LiveLoader):
     """All live stages of the graph inside a `torchdata.nodes.Loader`.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import DataLoader
 
-from intune_callbacks.pipelines.base import MAX_WINDOW, clamp, windowed
+from intune_callbacks.pipelines.base import MAX_WINDOW, LiveLoader, clamp, windowed
 from intune_callbacks.pipelines.delivered import Delivery, Followed
 from intune_callbacks.pipelines.torch.private import RUNNING
 from intune_callbacks.pipelines.torch.reach import Seam, dataset_of, hidden_in, is_of
@@ -23,7 +23,7 @@ __all__ = ["WORKERS", "WindowLoader"]
 WORKERS, WINDOW = "load", "load.window"
 
 
-class WindowLoader:
+class WindowLoader(LiveLoader):
     """The batches in flight of a stock multiprocess iterator: the one number that is exact for iterable-style
     datasets and StatefulDataLoader, whose workers own shards or states. Workers stay as the user set them; fewer
     batches in flight than workers leaves the surplus workers idle.
@@ -170,9 +170,6 @@ class WindowLoader:
                 _give_rule_back(iterator)
         self._taken.clear()
         self._running = None
-
-    def close(self) -> None:
-        self.release()
 
 
 def _in_flight(iterator: Any) -> int:

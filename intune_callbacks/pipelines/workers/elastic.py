@@ -16,8 +16,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from intune_callbacks.pipelines.counters import Counters
-from intune_callbacks.pipelines.hold import Hold
-from intune_callbacks.pipelines.workers.line import WAIT_S, Line, Raised, Task
+from intune_callbacks.pipelines.workers.line import WAIT_S, Hold, Line, Raised, Task
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.pipelines.workers.threads import WorkerThreads
 from intune_callbacks.types import Clock, StageStats

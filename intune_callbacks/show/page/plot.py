@@ -90,11 +90,7 @@ class Drawing:
 
 
 class Plots:
-    """Plots beneath each other.
-
-    Args:
-        end_s: of the time axis, seconds.
-    """
+    """Plots beneath each other."""
 
     def __init__(self, end_s: float) -> None:
         self._unit_s, self._unit = span(end_s)
