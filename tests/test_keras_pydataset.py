@@ -177,9 +177,10 @@ def test_a_starved_model_is_fed_and_a_second_fit_goes_on_with_what_was_found() -
     stock_s, ours_s = spent_s(data, InTuneCallback("off")), spent_s(data, callback)
     report = callback.report
     assert ours_s < stock_s / 1.3
-    assert report["after"]["allocation"]["load"] > 2 and report["changes"] >= 1
-    assert report["after"]["throughput_samples_per_s"] > 1.3 * report["before"]["throughput_samples_per_s"]
+    # What is left of the run behind the change may hold no whole window: its own figures are none then.
     found = next(stage["current"] for stage in report["stages"] if stage["name"] == "load")
+    assert found > 2 and report["changes"] >= 1
+    assert report["whole"]["throughput_samples_per_s"] > 1.3 * report["before"]["throughput_samples_per_s"]
     history = compiled().fit(data, verbose=0, steps_per_epoch=3, callbacks=[callback]).history
     assert history["intune/workers/load"] == [found]
     assert {name: value for name, value in vars(data).items() if name.startswith("_")} == before
@@ -226,7 +227,7 @@ def test_a_keras_that_looks_otherwise_is_timed(given: dict[str, Any], monkeypatc
     monkeypatch.setattr(keras_source, "GENERATORS", (("_not_there",) if not given else (), ()))
     callback = InTuneCallback(**EAGER)
     fit(callback, data=Numbered(**given))
-    assert callback.report["next"].startswith("this version of Keras keeps the workers of a PyDataset where InTune")
+    assert "this version of Keras keeps the workers of a PyDataset where InTune" in callback.report["next"]
     assert callback.report["before"]["wait_frac"] is not None
     assert callback.report["stages"] == []
 

@@ -176,7 +176,7 @@ def test_a_fit_under_lightning(name: str, persistent: bool, monkeypatch: pytest.
 
 def left(report: Any, loader: Any) -> None:
     """Check what the report says of a loader that was not reached, and that it was left alone."""
-    assert report["next"].startswith("behind this loader, a Unreachable, no iterator of DataLoader was found")
+    assert "behind this loader, a Unreachable, no iterator of DataLoader was found" in report["next"]
     assert "super().__iter__()" in report["next"]
     assert not any("CPUs" in report[key] for key in ("next", "why", "cause"))
     assert report["stages"] == [] and report["changes"] == 0 and report["advice"] is None
@@ -233,7 +233,7 @@ def test_one_of_two_loaders_is_let_go(workers: int) -> None:
     )
     model = runs.make_model(namespace, training_step=training_step)
     runs.make_trainer(namespace, callback).fit(model, make(num_workers=workers))
-    assert callback.report["next"].startswith("behind this loader, a Unreachable")
+    assert "behind this loader, a Unreachable" in callback.report["next"]
     assert {row["name"] for row in callback.report["stages"]} == {"load", "load.window"}
     assert callback.report["frozen"] is None
 
@@ -259,7 +259,7 @@ def test_of_a_loader_of_fastai_it_says_what_is_the_users_to_set(workers: int, mo
     report = loader.close()
     assert report["frozen"] is None
     if workers:
-        assert report["next"].startswith("fastai's TfmdDL starts workers of its own")
+        assert "fastai's TfmdDL starts workers of its own" in report["next"]
     else:
         (cause,) = [one for one in report["causes"] if one["kind"] == "loader"]
         assert cause["line"].startswith("num_workers=")

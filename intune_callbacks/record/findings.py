@@ -224,9 +224,8 @@ def _next(
     if verdict == "too short":
         if not summary.changes:
             return "train longer: nothing can be said about so few steps"
-        if summary.before.verdict in FED:
-            return "keep your own numbers: too few steps came behind the last change to say what it brought"
-        return "train longer: too few steps came behind the last change to say what it brought"
+        do = "keep your own numbers" if summary.before.verdict in FED else "train longer"
+        return f"{do}: too few steps came behind the last change to say what it brought"
     if advised is None and (mode != "tune" or not summary.changes):
         return _unchanged(summary, last, fed)
     # What is left alone, and workers that shall live on, `tune` does not set.

@@ -57,7 +57,12 @@ class Children:
     @property
     def would_differ(self) -> bool:
         """Whether a worker that starts now would get another dataset than those that started with the iterator."""
-        return self._engines.given() != self._given
+        return bool(self._engines.given() != self._given)
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether they go on also with the user's own numbers: stock workers that start now would get what is now."""
+        return self.pool is not None and self.would_differ
 
     def check(self) -> None:
         """Raise where a worker that starts now would get another dataset."""

@@ -250,8 +250,7 @@ class LoaderIterator(LikeStock):
             self._drop_stock()
             engine.close()
             self.engine = None
-        # Stock workers that start now would get the dataset as it is now: ours go on, with the user's own numbers.
-        if not engines.is_stock or (self.children.pool is not None and self.children.would_differ):
+        if not engines.is_stock or self.children.are_kept:
             try:
                 self._start(sampler, self._number, 0)
             except Exception as error:
