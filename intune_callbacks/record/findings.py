@@ -155,9 +155,7 @@ def _slower(summary: Report, before: Measured | None, after: Measured | None) ->
         What was done to it and, where that was not why, what else is known of it; one of them at least is empty.
     """
     first, last = summary.before.throughput_samples_per_s, summary.after.throughput_samples_per_s
-    if not summary.changes or not (first and last) or before is None or after is None:
-        return "", ""
-    if "too short" in (before.verdict, after.verdict):
+    if not (summary.changes and first and last and before and after) or "too short" in (before.verdict, after.verdict):
         return "", ""
     got, brought = last / first, summary.after.brought
     least = 1.0 - max(LEAST_LOSS, ERRORS * math.hypot(before.noise, after.noise))
@@ -224,8 +222,9 @@ def _next(
     if verdict == "too short":
         if not summary.changes:
             return "train longer: nothing can be said about so few steps"
-        do = "keep your own numbers" if summary.before.verdict in FED else "train longer"
-        return f"{do}: too few steps came behind the last change to say what it brought"
+        if summary.before.verdict in FED:
+            return "keep your own numbers: too few steps came behind the last change to say what it brought"
+        return "train longer: too few steps came behind the last change to say what it brought"
     if advised is None and (mode != "tune" or not summary.changes):
         return _unchanged(summary, last, fed)
     # What is left alone, and workers that shall live on, `tune` does not set.
