@@ -85,6 +85,12 @@ KINDS: dict[str, Callable[[], Any]] = {
     "map+batch": lambda: rows().map(parse, num_parallel_calls=2).batch(4),
     "interleave": lambda: rows(12).interleave(ten, cycle_length=4, num_parallel_calls=2).batch(4, num_parallel_calls=2),
     "sequential interleave": lambda: rows(9).interleave(uneven, cycle_length=3, block_length=2).map(parse).batch(4),
+    "interleave behind interleave": lambda: (
+        rows(12)
+        .interleave(ten, cycle_length=4, num_parallel_calls=2)
+        .filter(lambda x: x % 3 != 0)
+        .interleave(uneven, cycle_length=3, num_parallel_calls=3)
+    ),
     "shuffle": lambda: rows().map(parse, num_parallel_calls=2).shuffle(20, seed=5).batch(4),
     "shuffle and repeat": lambda: rows().shuffle(20, seed=5).repeat(2).map(parse, num_parallel_calls=2).batch(4),
     "cache": lambda: rows().map(parse, num_parallel_calls=2).cache().map(spread, num_parallel_calls=2),

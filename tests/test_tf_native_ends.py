@@ -153,6 +153,45 @@ print("ends", flush=True)
 """
 
 
+CHAINED = """
+import sys
+import tensorflow as tf
+from intune_callbacks.pipelines.tf.tfdata import DatasetPipeline
+from intune_callbacks.types import Clock
+
+BETWEEN = {
+    "nothing": lambda data: data,
+    "filter": lambda data: data.filter(lambda x: x % 3 != 0),
+    "take": lambda data: data.take(70),
+    "repeat": lambda data: data.repeat(2),
+    "batch": lambda data: data.batch(2).unbatch(),
+    "shuffle": lambda data: data.shuffle(9, seed=1),
+}
+
+def pair(x):
+    return tf.data.Dataset.range(x, x + 2)
+
+def chained(between):
+    first = tf.data.Dataset.range(40).interleave(pair, cycle_length=3, num_parallel_calls=3)
+    return between(first).interleave(pair, cycle_length=8, num_parallel_calls=2)
+
+for name, between in BETWEEN.items():
+    pipeline = DatasetPipeline(chained(between), clock=Clock())
+    tf.random.set_seed(1)
+    stock = [int(x) for x in chained(between)]
+    tf.random.set_seed(1)
+    assert [int(x) for x in pipeline.dataset] == stock, name
+    pipeline.close()
+    print(name, flush=True)
+"""
+
+
+def test_an_interleave_that_reads_from_another_one_ends() -> None:
+    # What ends its input at the last element waits for that one's threads: they were taken for the other's, and held.
+    done = subprocess.run([sys.executable, "-c", CHAINED], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["nothing", "filter", "take", "repeat", "batch", "shuffle"], done.stderr[-2000:]
+
+
 def test_a_process_may_end_in_the_middle(native: tf_native.Native) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(

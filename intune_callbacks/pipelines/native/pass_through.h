@@ -102,6 +102,13 @@ inline void Equip(IteratorContext* mine, const Stage* stage, const void* owner) 
   *mine->runner() = PoolRunner(stage->pool, std::move(base), owner, intra_op);
 }
 
+// A context whose iterators start their threads on this pool.
+inline IteratorContext OnPool(IteratorContext* ctx, thread::ThreadPoolInterface* pool) {
+  IteratorContext::Params params(ctx);
+  params.thread_pool = pool;
+  return IteratorContext(std::move(params));
+}
+
 // Calls `use` with a copy of the context that has the stage's runner. A copy costs as much as a small function.
 template <typename F>
 absl::Status WithRunner(IteratorContext* ctx, const Stage* stage, const void* owner, F use) {

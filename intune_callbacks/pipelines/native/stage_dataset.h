@@ -194,9 +194,7 @@ class StageDataset : public PassThrough {
       const bool is_ours = stage_ && stage_->is_interleave() && ctx->thread_pool() != nullptr && !ctx->warm_start();
       if (!is_ours) return Bare::MakeInput(ctx);
       starter_ = std::make_shared<Starter>(ctx->thread_pool());
-      IteratorContext::Params params(ctx);
-      params.thread_pool = starter_.get();
-      IteratorContext mine(std::move(params));
+      IteratorContext mine = OnPool(ctx, starter_.get());
       TF_RETURN_IF_ERROR(Bare::MakeInput(&mine));
       ctx->MergeCheckpoint(mine.checkpoint());
       return absl::OkStatus();
@@ -262,9 +260,12 @@ class StageDataset : public PassThrough {
 
     absl::Status Initialize(IteratorContext* ctx) override {
       stage_ = dataset()->Find();
-      return WithRunner(ctx, nullptr, this, [&](IteratorContext* mine) {
+      IteratorContext below = OnPool(ctx, Starter::Base(ctx->thread_pool()));
+      TF_RETURN_IF_ERROR(WithRunner(&below, nullptr, this, [&](IteratorContext* mine) {
         return dataset()->input()->MakeIterator(mine, this, prefix(), &input_);
-      });
+      }));
+      ctx->MergeCheckpoint(below.checkpoint());
+      return absl::OkStatus();
     }
 
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* element, bool* end) override {

@@ -23,6 +23,13 @@ class Starter : public tensorflow::thread::ThreadPoolInterface, public std::enab
  public:
   explicit Starter(tensorflow::thread::ThreadPoolInterface* base) : base_(base) {}
 
+  // The pool below all of these. What an interleave reads from has threads of its own, as another interleave has, and
+  // may schedule them first: they are none of this one's.
+  static tensorflow::thread::ThreadPoolInterface* Base(tensorflow::thread::ThreadPoolInterface* pool) {
+    while (const auto* ours = dynamic_cast<const Starter*>(pool)) pool = ours->base_;
+    return pool;
+  }
+
   // Before the first element is asked for: of the interleave's `threads` so many run, the others wait for `Start`.
   void Hold(int64_t threads, int64_t running) {
     std::unique_lock<std::mutex> lock(mu_);
