@@ -51,9 +51,8 @@ def resolve(seen: Observation, policy: Policy, guard: Guard, net: Net, *, tune: 
         return _alarmed(alarm, now)
     if tune and (back := net.back()) is not None:
         ruling = guard.check(back.allocation, seen, has_run=True)
-        if (
-            taken_back := getattr(policy, "taken_back", None)
-        ) is not None:  # one of the user's own need not want to know
+        taken_back = getattr(policy, "taken_back", None)  # one of the user's own need not want to know
+        if taken_back is not None:
             taken_back(back.failed, back.ratio)
         granted = changes(ruling.allocation, now)
         return Resolution(changes(back.allocation, now), granted, back.reason, ruling.vetoes, back=back)

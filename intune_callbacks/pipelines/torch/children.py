@@ -61,7 +61,7 @@ class Children:
 
     @property
     def are_kept(self) -> bool:
-        """Whether they go on also with the user's own numbers: stock workers that start now would get what is now."""
+        """Whether they go on also with the user's own numbers: stock workers would get the dataset as it is now."""
         return self.pool is not None and self.would_differ
 
     def check(self) -> None:
