@@ -158,6 +158,7 @@ class Resources:
         gpu_utilisation: 0..1, None without a driver.
         cpus_idle: CPUs nobody used since the last reading, whoever might have; None where that is not known.
         local_ranks: training processes that share this memory and grow alike.
+        trainer_cpus: CPUs left to the training loop, which has no use for them while it waits.
     """
 
     cpus: float
@@ -167,6 +168,7 @@ class Resources:
     gpu_utilisation: float | None = None
     cpus_idle: float | None = None
     local_ranks: int = 1
+    trainer_cpus: float = 0.0
 
 
 class Probe(Protocol):
@@ -234,6 +236,7 @@ class Observation:
         remaining_s: seconds the training is expected to go on; None while unknown.
         may_change: False where it is too early for a change to pay: such a window a policy is
             not asked about; one that has a method `measured` is given it there, to learn from.
+        lent_cpus: CPUs of the training loop that the input can count on, because the loop will go on waiting.
     """
 
     step: int
@@ -254,6 +257,12 @@ class Observation:
     epoch_batches: int | None = None
     remaining_s: float | None = None
     may_change: bool = True
+    lent_cpus: float = 0.0
+
+    @property
+    def cpus(self) -> float:
+        """CPUs the input can count on: its own, and those it is lent."""
+        return self.resources.cpus + self.lent_cpus
 
     @property
     def allocation(self) -> Allocation:

@@ -49,6 +49,24 @@ def test_the_first_jump_comes_after_two_windows_or_a_long_one(window_s: float, w
     assert not any(proposal.allocation for proposal in proposals[:-1]), "nothing is changed meanwhile, no window either"
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_enough"),
+    [
+        ({}, True),
+        ({"service_cv": 0.6}, False),
+        ({"items": 40, "stored": -8}, False),
+        ({"items": 40, "stored": 3}, True),
+    ],
+)
+def test_a_short_first_window_is_enough_where_it_is_steady(changes: dict[str, Any], is_enough: bool) -> None:
+    """The first epoch of a stranger's benchmark was over in six seconds; the second window took one and a half."""
+    seen = FakeLoop(three_stages()).observe()
+    even = {name: replace(rates, items=20, stored=0, service_cv=0.05) for name, rates in seen.rates.items()}
+    last = next(reversed(even))
+    proposal = Dqn(a_network()).decide(replace(seen, rates=even | {last: replace(even[last], **changes)}))
+    assert bool(proposal.allocation) == is_enough, proposal.reason
+
+
 def test_a_first_window_that_emptied_the_buffers_starves_no_stage() -> None:
     """Behind a slow item the line delivers what was made before: the second window tells what a batch takes."""
     wanted = []

@@ -29,6 +29,7 @@ def test_without_cgroups_the_machine_is_the_limit(machine: Machine) -> None:
         memory_used_bytes=TOTAL - AVAILABLE,
         shm_free_bytes=None,
         gpu_utilisation=None,
+        trainer_cpus=1.0,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.measure.window import Window, rates
-from intune_callbacks.types import PipelineStats, Resources, Stage, StageStats
+from intune_callbacks.types import Observation, PipelineStats, Resources, Stage, StageStats
 
 RESOURCES = Resources(cpus=4.0, memory_limit_bytes=1 << 30, memory_used_bytes=1 << 20)
 READ = Stage("read", "io", "workers", 1, 8, 2)
@@ -141,6 +141,37 @@ def test_an_observation_is_what_happened_since_the_last_one() -> None:
     assert seen.stages == STAGES
     assert seen.resources is RESOURCES
     assert seen.exposed_wait_frac is None
+
+
+@pytest.mark.parametrize(
+    ("work_s", "model_s", "lent"),
+    [
+        (1.00, 0.1, 1 - 0.1 * 2 / 1.1),  # two CPUs make 1.8 batches/s, which train for 18 % of the time
+        (0.10, 0.1, 0.0),  # at its pace of 10 batches/s the model never waits
+        (0.00, 0.1, 0.0),
+        (1.00, 0.0, 0.0),  # nothing is known of it
+    ],
+)
+def test_a_loop_that_will_go_on_waiting_lends_its_cpu(work_s: float, model_s: float, lent: float) -> None:
+    """On two CPUs a stranger's training waited 80 % of the time, with two workers where five were twice as fast."""
+
+    def observed(machine: Resources) -> Observation:
+        totals = StepTotals(10, wait_s=20 - 10 * model_s, model_s=10 * model_s, wall_s=20)
+        read = counters(items=20, busy_s=10 * work_s, cpu_s=10 * work_s)
+        return Window().observe(totals, 10, stats(10, at_s=20, read=read), STAGES, machine)
+
+    small = replace(RESOURCES, cpus=1.0, trainer_cpus=1.0)
+    assert observed(small).cpus == pytest.approx(1.0 + lent)
+    assert observed(replace(small, trainer_cpus=0.0)).cpus == 1.0
+
+
+def test_what_is_lent_does_not_move_with_each_window() -> None:
+    machine, window, seen = replace(RESOURCES, cpus=1.0, trainer_cpus=1.0), Window(), []
+    for at, cpu_s in enumerate([1.0, *[0.5] * 12], 1):
+        totals = StepTotals(10 * at, wait_s=9 * at, model_s=1 * at, wall_s=10 * at)
+        read = counters(items=10 * at, busy_s=10 * at, cpu_s=5.0 + 10 * cpu_s * at)
+        seen.append(window.observe(totals, 10 * at, stats(10 * at, read=read), STAGES, machine).lent_cpus)
+    assert seen[0] == max(seen) and len(set(seen[:10])) == 1 and seen[-1] < seen[0]
 
 
 def test_a_window_in_which_nothing_happened_is_finite() -> None:

@@ -18,6 +18,7 @@ from intune_callbacks.decide.policies import EvenSplit, make_policy
 from intune_callbacks.decide.progress import ShellConfig
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.pipelines.base import busy_limit
+from intune_callbacks.types import Resources
 
 # -- ModelJump -----------------------------------------------------------------------------------------------------
 
@@ -26,10 +27,33 @@ from intune_callbacks.pipelines.base import busy_limit
 def test_model_jump_reaches_the_best_from_an_even_split(cpus: float) -> None:
     loop = FakeLoop(five_stages(cpus))
     assert fraction_of_best(loop) < 0.5
-    decisions = loop.run(tuner_of(loop.pipeline), seconds=30.0)
+    decisions = loop.run(tuner_of(loop.pipeline), seconds=25.0)
     assert fraction_of_best(loop) >= 0.97
     assert sum(d.applied for d in decisions) <= 5
     assert decisions[-1].settled
+
+
+class TwoCpus(FakeMachine):
+    """One for the input, one for the training, whoever is in need of it."""
+
+    trainer_cpus = 1.0
+
+    def read(self) -> Resources:
+        return replace(super().read(), cpus=self.cpus - 1.0, trainer_cpus=self.trainer_cpus)
+
+
+@pytest.mark.parametrize("policy", ["dqn", "model-jump"])
+def test_a_training_that_mostly_waits_leaves_its_cpu_to_the_input(policy: str) -> None:
+    """Two workers that sleep half of the time were left alone on two CPUs, where eight are twice as fast."""
+    reached = {}
+    for trainer_cpus in (1.0, 0.0):
+        machine = TwoCpus(cpus=2.0)
+        machine.trainer_cpus = trainer_cpus
+        pipeline = FakePipeline({"load": Work(0.2, cpu_share=0.5)}, machine)
+        tuner = tuner_of(pipeline, policy=make_policy(policy))
+        FakeLoop(pipeline, model_s=0.02).run(tuner, seconds=25.0)
+        reached[trainer_cpus] = pipeline.values["load"]
+    assert reached[0.0] <= 3 < 4 <= reached[1.0] <= 6, reached
 
 
 works = st.builds(

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Dqn", "ModelJump"]
 
 WINDOWS_BEFORE, LONG_S = 2, 2.0
-"""Windows of the untouched pipeline before anything is changed; one is enough when it was that long, in seconds: more
-cost much on slow reads, see "Later still" in docs/adr/0014-no-experiment-first.md."""
+"""Windows of the untouched pipeline before anything is changed; one is enough when it was that long, in seconds, or
+steady: more cost much on slow reads, see "Later still" in docs/adr/0014-no-experiment-first.md."""
+STEADY = 0.1
+"""Relative error of its service times, and share of its items that only filled or emptied a queue, up to which a window
+is steady. A choice: a jump is off by no more then."""
 
 
 class Dqn:
@@ -80,7 +83,8 @@ class Dqn:
         self._windows += 1
         if self._windows < WINDOWS_BEFORE:
             self._first = observation
-            if observation.elapsed_s < LONG_S or not observation.may_change:
+            is_enough = observation.elapsed_s >= LONG_S or _is_steady(observation)
+            if not is_enough or not observation.may_change:
                 return Proposal(reason=f"measuring, window {self._windows} of {WINDOWS_BEFORE}")
         if self._first is not None:
             # Learned only now: how many items make a batch is not known behind a window in which buffers fill or drain.
@@ -173,6 +177,14 @@ def _fine_tuner(start: Network) -> FineTuner:
     except ImportError as error:
         raise MissingPackage("torch", "lightning") from error
     return FineTuner(start)
+
+
+def _is_steady(observation: Observation) -> bool:
+    """Return whether all stages made what was delivered, at service times whose mean is known."""
+    return all(
+        abs(r.stored) <= max(1.0, STEADY * r.items) and r.service_cv <= STEADY * r.items**0.5
+        for r in observation.rates.values()
+    )
 
 
 def _changes(observation: Observation, slots: list[Stage], value: Floats, window: Floats) -> Allocation:

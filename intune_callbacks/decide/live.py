@@ -104,7 +104,7 @@ def view_of(
         observation.batches_per_s,
         demand,
         resources.cpus,
-        _budget(resources.cpus, [(s.current, weight.get(s.name, 1.0)) for s in compress(slots, is_worker)]),
+        _budget(observation.cpus, [(s.current, weight.get(s.name, 1.0)) for s in compress(slots, is_worker)]),
         resources.memory_used_bytes / limit,
         max(LEAST_NOISE, *[r.service_cv / max(1, r.items) ** 0.5 for r in rates.values()]),
     ]
@@ -157,7 +157,7 @@ def _slowdown(observation: Observation) -> float | None:
     When every CPU is busy all stages are slowed by the same factor. Two things bound it: busy workers per CPU, and the
     smallest wall / CPU ratio of a stage (the one that waits least for anything else).
     """
-    rates, cpu_s = observation.rates.values(), observation.elapsed_s * observation.resources.cpus
+    rates, cpu_s = observation.rates.values(), observation.elapsed_s * observation.cpus
     worked = [r for r in rates if r.items and r.service_cpu_s > 0.0]
     if not worked or cpu_s <= 0.0 or sum(r.items * r.service_cpu_s for r in worked) < CROWDED * cpu_s:
         return None

@@ -200,7 +200,7 @@ class Guard:
     ) -> None:
         workers = _workers(observation)
         shares = {stage.name: self._shares.of(stage.name) for stage in workers}
-        budget = busy_limit(observation.resources.cpus, len(workers)) + 1e-9
+        budget = busy_limit(observation.cpus, len(workers)) + 1e-9
 
         def busy(values: Mapping[str, int]) -> float:
             return sum(values[name] * share for name, share in shares.items())
@@ -215,9 +215,9 @@ class Guard:
             while busy(allocation) > budget and (able := {n: low for n, low in able.items() if allocation[n] > low}):
                 loser = max(able, key=lambda name: (allocation[name] - 1) / wanted[name])
                 allocation[loser] -= 1
-        cpus = observation.resources.cpus
         if (granted := busy(allocation)) < asked:
-            vetoes.append(f"{asked:.1f} busy CPUs asked, {budget:.1f} allowed on {cpus:g}: {granted:.1f} granted")
+            has = f"{budget:.1f} allowed on {observation.cpus:.3g}"
+            vetoes.append(f"{asked:.1f} busy CPUs asked, {has}: {granted:.1f} granted")
 
     def _limit_unknown_windows(self, allocation: Allocation, observation: Observation, vetoes: list[str]) -> None:
         for stage in observation.stages:

@@ -160,8 +160,8 @@ class Permit:
 
     def _is_short_of_cpus(self, wanted: Allocation, seen: Observation) -> bool:
         """CPUs are short where they are in use, or where `wanted` needs them with nobody below the user's number."""
-        cpus, rates = seen.resources.cpus, seen.rates
-        if cpus >= self._most_cpus and sum(stage.unit == "workers" for stage in seen.stages) == 1:
+        cpus, rates = seen.cpus, seen.rates
+        if seen.resources.cpus >= self._most_cpus and sum(stage.unit == "workers" for stage in seen.stages) == 1:
             # There is no other stage that would get them; the user's number was chosen for this machine.
             return False
         if _used_cpus(seen) > SHORT_OF_CPUS * cpus:

@@ -18,9 +18,12 @@ windows still hold is told by `measure.steady`."""
 SHORT_EPOCH = 5.0
 """Epochs of up to so many windows are measured whole: the first batches of an epoch are unlike the later ones. A
 choice: of a longer one the first batches are few."""
-FIRST_BATCHES, FIRST_S = 4, 2.0
+FIRST_BATCHES, FIRST_S = 4, 1.0
 """The first window of a pipeline so slow ends sooner: until then nothing is tuned, and much is to be gained. A
 choice: four batches are the fewest whose mean says something."""
+WARM_BATCHES, WARM_S = 2, 0.05
+"""So does the warm-up, after so many seconds for each of its batches: imports, compilation and cold caches are those of
+the first two. A choice: a second by default."""
 LONGEST_START_S = 10.0
 """Workers that are still being started are waited for at most so long. A choice: forks are over by then also on a
 crowded machine."""
@@ -56,7 +59,8 @@ class Pace:
         self._first = replace(self._decision, slow=((2, 10.0 * slow_s), (FIRST_BATCHES, FIRST_S * slow_s)))
         # A trial is looked at sooner: it may cost.
         self._trial = _Gate(max(1, steps // 2), least_s / 2, ((1, 5.0 * slow_s),))
-        self._gate = self._warm_up = _Gate(config.warmup_batches, 0.0, ((2, 2.0 * slow_s),))
+        warm = config.warmup_batches
+        self._gate = self._warm_up = _Gate(warm, 0.0, ((WARM_BATCHES, WARM_S * slow_s * warm),))
         self._steps, self._active_s = 0, 0.0
         self._round = NO_ROUND
 

@@ -77,22 +77,26 @@ class MachineProbe:
         """Return what there is right now."""
         limit_bytes, used_bytes = self._read_memory()
         idle = self._idle.read()
+        cpus, trainer_cpus = self._read_cpus()
         return Resources(
-            cpus=self._read_cpus(),
+            cpus=cpus,
             memory_limit_bytes=limit_bytes,
             memory_used_bytes=used_bytes,
             shm_free_bytes=_free_bytes(self._shm),
             gpu_utilisation=self._gpu.read(),
             cpus_idle=None if idle is None else idle / self._local_ranks,
             local_ranks=self._local_ranks,
+            trainer_cpus=trainer_cpus,
         )
 
-    def _read_cpus(self) -> float:
+    def _read_cpus(self) -> tuple[float, float]:
+        """Return the CPUs of the pipeline, and those left to the training loop; numbers the user gave lend nothing."""
         if self._cpus is not None:
-            return self._cpus
+            return self._cpus, 0.0
         limits = [quota.read() for quota in self._quotas]
         share = min([float(cpus_allowed()), *(limit for limit in limits if limit is not None)]) / self._local_ranks
-        return max(share - self._trainer_cpus, share / 2)
+        cpus = max(share - self._trainer_cpus, share / 2)
+        return cpus, share - cpus
 
     def _read_memory(self) -> tuple[int, int]:
         whole_bytes, free_bytes = machine_memory()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,9 @@ from intune_callbacks.types import Observation, PipelineStats, Resources, Stage,
 
 __all__ = ["Window", "rates"]
 
+LENT_WINDOWS = 10
+"""Windows whose largest loan counts. A choice: what one of them measured too high is paid back by workers that share a
+CPU, and a number that moves with each window would move workers."""
 _NOTHING = PipelineStats(at_s=0.0, delivered=0, stages={})
 COUNTED = ("items", "busy_s", "busy_s2", "cpu_s", "starved_s", "blocked_s", "held_s")
 
@@ -87,6 +91,7 @@ class Window:
         self._samples = 0
         self._stats = _NOTHING
         self._exposed_wait_s = 0.0
+        self._lent: deque[float] = deque(maxlen=LENT_WINDOWS)
 
     def expect(self, epoch_batches: int | None, batches: int | None, epochs_left: int | None = None) -> None:
         """Learn how long the run is going to be.
@@ -157,6 +162,7 @@ class Window:
             exposed_s = exposed_wait_s - self._exposed_wait_s
             exposed_frac = min(_ratio(exposed_s if exposed_s >= 0 else exposed_wait_s, elapsed_s), 1.0)
         self.restart(totals, samples, stats, exposed_wait_s)
+        self._lent.append(_lent_cpus(stage_rates.values(), steps, model_s, resources))
         return Observation(
             step=totals.steps,
             at_s=stats.at_s,
@@ -175,7 +181,21 @@ class Window:
             seam_s=share_s,
             epoch_batches=epoch_batches,
             remaining_s=remaining_s,
+            lent_cpus=max(self._lent),
         )
+
+
+def _lent_cpus(rates: Iterable[StageRates], steps: int, model_s: float, resources: Resources) -> float:
+    """Return how many CPUs of the training loop are free at the pace that all CPUs together allow.
+
+    A batch takes `work_s` CPU seconds of the input and at most `trained_s` of the loop, so `pace` is their largest.
+    """
+    trained_s = resources.trainer_cpus * _ratio(model_s, steps)
+    work_s = _ratio(sum(r.items * r.service_cpu_s for r in rates), steps)
+    if not (trained_s > 0.0 and work_s < math.inf):
+        return 0.0
+    pace = (resources.cpus + resources.trainer_cpus) / (work_s + trained_s)
+    return max(0.0, resources.trainer_cpus - pace * trained_s)
 
 
 def _steps_between(before: StepTotals, after: StepTotals) -> tuple[int, float, float, float]:

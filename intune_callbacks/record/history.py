@@ -76,7 +76,7 @@ class Decision:
             "at_s": round(seen.at_s, 3) if math.isfinite(seen.at_s) else None,
             "observation": {
                 **{name: six_digits(getattr(seen, name)) for name in OF_WINDOW},
-                "cpus": six_digits(machine.cpus),
+                "cpus": six_digits(seen.cpus),
                 "memory_used_bytes": machine.memory_used_bytes,
                 "memory_limit_bytes": machine.memory_limit_bytes,
                 "gpu_utilisation": six_digits(machine.gpu_utilisation),
