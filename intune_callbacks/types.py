@@ -234,8 +234,7 @@ class Observation:
         seam_s: the part of `elapsed_s` for starts of epochs: making the iterator, starting workers, first fetch.
         epoch_batches: batches of one epoch; None while unknown or without end.
         remaining_s: seconds the training is expected to go on; None while unknown.
-        may_change: False where it is too early for a change to pay: such a window a policy is
-            not asked about; one that has a method `measured` is given it there, to learn from.
+        may_change: False where it is too early for a change to pay: only a policy's `measured`, if any, is given that.
         lent_cpus: CPUs of the training loop that the input can count on, because the loop will go on waiting.
     """
 
@@ -261,7 +260,7 @@ class Observation:
 
     @property
     def cpus(self) -> float:
-        """CPUs the input can count on: its own, and those it is lent."""
+        """CPUs the input can count on."""
         return self.resources.cpus + self.lent_cpus
 
     @property
@@ -293,12 +292,7 @@ class Policy(Protocol):
     def decide(self, observation: Observation) -> Proposal: ...
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:
-        """Learn that an allocation was left because it was measured to be worse than the best one.
-
-        Args:
-            failed: the allocation.
-            ratio: its throughput / the best one's.
-        """
+        """Learn that `failed` was left, measured to give only `ratio` times what the best allocation gave."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
