@@ -180,6 +180,8 @@ def test_too_few_workers_for_the_cpus() -> None:
     assert cause.sentence == "each batch of 'decode' computes for 9.5 ms in 1 worker, while 7.0 of 8 CPUs are free"
     assert cause.line.startswith(".map(decode, num_parallel_calls=") and cause.line.endswith(")  # was 1")
     assert cause.gain > 2.0
+    (cause,) = causes(window((stage("decode", 1, knob=MAP), rate(0.0099, 0.0095)), cpus=2.69265))
+    assert cause.sentence.endswith("in 1 worker, while 1.7 of 2.7 CPUs are free"), "part of them is only lent"
 
 
 def test_what_a_loader_makes_is_called_a_batch_also_where_some_were_made_in_vain() -> None:

@@ -162,7 +162,7 @@ def _cpu(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         return None
     busy = f"the input keeps {seen.cpus_busy:.1f} of {_cpus(seen)} busy"
     if round(seen.cpus_busy, 1) > seen.cpus:  # while the training waits, its CPU is taken too
-        busy = f"the input keeps {seen.cpus_busy:.1f} CPUs busy, and can count on {amount(seen.cpus)}"
+        busy = f"the input keeps {seen.cpus_busy:.1f} CPUs busy, and can count on {_tenths(seen.cpus)}"
     twice = "twice as many CPUs"
     if had < CPUS_BUSY * seen.cpus:
         if rate.service_cpu_s < COMPUTES * rate.service_s:  # most of its time it waits, be it for a CPU or not
@@ -243,7 +243,12 @@ def _taken(seen: Measured) -> str:
 
 
 def _cpus(seen: Measured) -> str:
-    return f"{amount(seen.cpus)} CPU{'s' * (seen.cpus != 1.0)}"
+    return f"{_tenths(seen.cpus)} CPU{'s' * (seen.cpus != 1.0)}"
+
+
+def _tenths(cpus: float) -> str:
+    """What a waiting training lends is an estimate: a tenth of a CPU says enough."""
+    return amount(round(cpus, 1) if cpus > 1.0 else cpus)
 
 
 def _owned(seen: Measured) -> list[Hint]:
