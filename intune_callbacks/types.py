@@ -234,7 +234,7 @@ class Observation:
         seam_s: the part of `elapsed_s` for starts of epochs: making the iterator, starting workers, first fetch.
         epoch_batches: batches of one epoch; None while unknown or without end.
         remaining_s: seconds the training is expected to go on; None while unknown.
-        may_change: False where it is too early for a change to pay: only a policy's `measured`, if any, is given that.
+        may_change: False where it is too early for a change to pay: only a policy's `measured` is given such a window.
         lent_cpus: CPUs of the training loop that the input can count on, because the loop will go on waiting.
     """
 

@@ -174,6 +174,16 @@ def test_what_is_lent_does_not_move_with_each_window() -> None:
     assert seen[0] == max(seen) and len(set(seen[:10])) == 1 and seen[-1] < seen[0]
 
 
+def test_a_machine_that_shrinks_lends_no_more_than_it_has() -> None:
+    window, lent = Window(), []
+    for at, trainer_cpus in enumerate([1.0, 0.25], 1):
+        totals = StepTotals(10 * at, wait_s=9 * at, model_s=1 * at, wall_s=10 * at)
+        read = counters(items=10 * at, busy_s=10 * at, cpu_s=10 * at)
+        machine = replace(RESOURCES, cpus=trainer_cpus, trainer_cpus=trainer_cpus)
+        lent.append(window.observe(totals, 10 * at, stats(10 * at, read=read), STAGES, machine).lent_cpus)
+    assert 0.25 < lent[0] < 1.0 and lent[1] <= 0.25
+
+
 def test_a_window_in_which_nothing_happened_is_finite() -> None:
     window = Window()
     totals = StepTotals(10, wait_s=5, model_s=5, paused_s=0, wall_s=10)

@@ -216,8 +216,8 @@ class Guard:
                 loser = max(able, key=lambda name: (allocation[name] - 1) / wanted[name])
                 allocation[loser] -= 1
         if (granted := busy(allocation)) < asked:
-            has = f"{budget:.1f} allowed on {observation.cpus:.3g}"
-            vetoes.append(f"{asked:.1f} busy CPUs asked, {has}: {granted:.1f} granted")
+            allowed = f"{budget:.1f} allowed on {observation.cpus:.3g}"
+            vetoes.append(f"{asked:.1f} busy CPUs asked, {allowed}: {granted:.1f} granted")
 
     def _limit_unknown_windows(self, allocation: Allocation, observation: Observation, vetoes: list[str]) -> None:
         for stage in observation.stages:

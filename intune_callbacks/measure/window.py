@@ -181,7 +181,7 @@ class Window:
             seam_s=share_s,
             epoch_batches=epoch_batches,
             remaining_s=remaining_s,
-            lent_cpus=max(self._lent),
+            lent_cpus=min(max(self._lent), resources.trainer_cpus),
         )
 
 
