@@ -41,7 +41,7 @@ __all__ = [
 NAME = "intune-callbacks"
 REQUIREMENT = re.compile(r"([\w.-]+)[^;<>=~! ]*\s*([^;]*)")
 EXTRA = re.compile(r"\bextra\s*==\s*['\"]([\w-]+)")
-SUSPECT = ", often the kernel's out-of-memory killer"
+SUSPECT = "Often that is the kernel's out-of-memory killer."
 LOWEST = re.compile(r">=\s*([\w.]+)")
 
 
@@ -88,17 +88,20 @@ class PipelineError(InTuneError, AssertionError):
 
 
 class WorkerDied(InTuneError, RuntimeError):
-    """A worker process ended without delivering its item; the message names its pid and exit code."""
+    """A worker process ended without delivering its item; the message is PyTorch's, with its pid and how it ended."""
 
 
-def exit_words(code: int | None) -> str:
-    """Return how a process ended.
+def exit_words(name: str, pid: int, code: int | None) -> str:
+    """Return how a worker process ended, in PyTorch's words: people match these.
 
     Args:
+        name: of its kind.
         code: its exit code, as `multiprocessing` tells it: of a signal the number, negative.
     """
-    name = next((f": {one.name}" for one in signal.Signals if code == -one), "")
-    return f"exit code {code}{name}{SUSPECT if code == -signal.SIGKILL else ''}"
+    if code is not None and code < 0:
+        by = f"is killed by signal: {signal.strsignal(-code)}."
+        return f"{name} (pid {pid}) {by} {SUSPECT if code == -signal.SIGKILL else ''}"
+    return f"{name} (pid {pid}) exited unexpectedly with exit code {code}."
 
 
 def pass_on(error: BaseException) -> None:

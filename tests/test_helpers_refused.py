@@ -217,7 +217,7 @@ def kills_helpers(index: int) -> Any:
 def test_a_batch_that_kills_every_helper_ends_the_training() -> None:
     """As it would have ended the worker: it is not tried without end."""
     loader = DataLoader(Made(lambda dataset, index: kills_helpers(index), 800), batch_size=4, num_workers=2)
-    with pytest.raises(Exception, match="died while computing"):
+    with pytest.raises(Exception, match="is killed by signal"):
         Run(loader, [MANY], settle=True)
 
 

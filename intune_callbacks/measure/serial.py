@@ -5,7 +5,7 @@ from __future__ import annotations
 from intune_callbacks.measure.advice import PROCESSES, PYDATASET
 from intune_callbacks.measure.evidence import Cause, Evidence
 from intune_callbacks.measure.measured import Measured
-from intune_callbacks.measure.predict import limiting
+from intune_callbacks.measure.predict import OWN_PROCESSES, limiting
 from intune_callbacks.measure.verdict import is_held_up, is_starved
 from intune_callbacks.types import Hint, Stage
 from intune_callbacks.words import moment, percent
@@ -35,7 +35,8 @@ def serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         source = feeds(seen, known)
         if source is not None:
             return Cause("serial", source.stage, f"{idle}: {source.what}")
-        return Cause("serial", stage.name, f"{idle}, for what feeds them is slower and has no workers of its own")
+        feeds_them = "the sampler" if stage.knob.startswith(OWN_PROCESSES) else "what feeds them"
+        return Cause("serial", stage.name, f"{idle}, for {feeds_them} is slower and has no workers of its own")
     if is_held_up(rate) and stage == limiting(seen) and stage.when == "now":  # from outside it is not known
         wait = f"the workers of {name} wait {percent(rate.blocked_frac)} of the time until what they made is taken"
         behind = without_workers(seen, known)

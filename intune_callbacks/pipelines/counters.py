@@ -96,6 +96,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.items = 0
+        self.pulled_s = 0.0  # the thread that trains gives them indices: no time of theirs
         self.busy_s = self.busy_s2 = self.cpu_s = self.starved_s = self.blocked_s = self.held_s = 0.0
         self.item_bytes = 0.0
 

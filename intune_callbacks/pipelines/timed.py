@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.delivered import Followed
 from intune_callbacks.types import Hint
 
@@ -71,11 +73,28 @@ def _parts(value: object, owner: object, closed: Any) -> Iterator[object]:
             yield part
 
 
+class TimedPulls:
+    """Hands on the indices of a sampler, which the thread that trains asks for, and adds up their time."""
+
+    def __init__(self, pulls: Iterator[Any], counters: Counters) -> None:
+        self._pulls, self._counters = pulls, counters
+
+    def __iter__(self) -> TimedPulls:
+        return self
+
+    def __next__(self) -> Any:
+        begin_s = time.perf_counter()
+        item = next(self._pulls)
+        self._counters.pulled_s += time.perf_counter() - begin_s
+        return item
+
+
 class TimedIterator:
     """Hands on the batches of the iterator behind it and times each fetch."""
 
     def __init__(self, inner: Iterator[Any], owner: WatchedLoader) -> None:
         self._inner, self._owner = inner, owner
+        self._time_pulls()
         followed = Followed(owner.delivery, inner)
         self._followed = followed if followed.is_known else None
 
@@ -102,8 +121,14 @@ class TimedIterator:
         """Begin the next epoch with the same workers, as a DataLoader asks of the iterator it keeps."""
         self._inner._reset(loader, first_iter)  # type: ignore[attr-defined]
         self._owner.watch.begin(self._inner)
+        self._time_pulls()
         if self._followed is not None:
             self._followed.sent(self._inner)
+
+    def _time_pulls(self) -> None:
+        inner: Any = self._inner
+        if hasattr(inner, "_sampler_iter"):
+            inner._sampler_iter = TimedPulls(inner._sampler_iter, self._owner.watch.counters)
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]

@@ -99,18 +99,22 @@ class Watch:
     def _fetch_from_workers(self, take: Callable[[], Any]) -> Any:
         """Return the next batch, which the workers of an iterator compute."""
         wall, counters, last_s = self._clock.wall, self.counters, self._last_s
-        begin_s = wall()
+        begin_s, pulled_s = wall(), counters.pulled_s
         batch = take()
         self._last_s = now_s = wall()
+        fed_s = counters.pulled_s - pulled_s  # the batch was there, then the next index was asked for
         self._since_wait += 1
-        if now_s - begin_s > BLOCKED_S:
+        if now_s - begin_s - fed_s > max(BLOCKED_S, fed_s):  # else it waits for the sampler
             self._waited(now_s)
         service_s = self._service_s or 0.0
         counters.computed(service_s, 0.0, batch)
         if last_s is None:
             self._meet(now_s)
             return batch
-        counters.blocked_s += max(0.0, self._workers * (now_s - last_s) - service_s)
+        idle_s = max(0.0, self._workers * (now_s - last_s) - service_s)
+        starved_s = min(idle_s, self._workers * fed_s)
+        counters.starved_s += starved_s
+        counters.blocked_s += idle_s - starved_s
         self._unread += 1
         if now_s >= self._cpu_due_s:
             self._count_cpu()
@@ -123,10 +127,12 @@ class Watch:
         wall, cpu, counters, last_s = self._clock.wall, self._clock.cpu, self.counters, self._last_s
         if not self._quick:
             self._thread_cpu_s = cpu()
-        begin_s = wall()
+        begin_s, pulled_s = wall(), counters.pulled_s
         batch = take()
         self._last_s = now_s = wall()
-        busy_s = now_s - begin_s
+        fed_s = counters.pulled_s - pulled_s  # no worker would do that
+        busy_s = now_s - begin_s - fed_s
+        counters.starved_s += fed_s
         if self.ahead is not None and last_s is not None and busy_s > BLOCKED_S:
             begin_s, busy_s = last_s, now_s - last_s  # as it had to be waited for, it was made since the last one
         if self._quick and busy_s <= QUICK_S:

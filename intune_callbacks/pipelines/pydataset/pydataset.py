@@ -97,7 +97,8 @@ class PyDatasetPipeline(LiveLoader):
         if self.in_processes:
             # The context of `multiprocessing.Pool`, which Keras takes: the user's own start method.
             context = multiprocessing.get_context()
-            pool = ProcessPool(There(self._dataset, self._runs), context, reducer=reducer(), startup=self._startup)
+            given: Any = {"reducer": reducer(), "startup": self._startup, "name": "PyDataset worker"}
+            pool = ProcessPool(There(self._dataset, self._runs), context, **given)
         try:
             return ElasticMap(
                 source,

@@ -61,7 +61,7 @@ class Engines:
         self.watch = Watch(loader.num_workers, self.window, clock, self.counters)
         self._ahead = (loader.prefetch_factor or 0) * loader.num_workers
         self.length = Length(loader._index_sampler, is_settled(loader._index_sampler)).now
-        self.sampling = SamplerWatch(loader, self._ahead, self._depends, self._period())
+        self.sampling = SamplerWatch(loader, self._ahead, self._depends, self.counters, self._period())
         self.startup = Startup()
         self.stock_startup = Startup()
         self.delivered = 0

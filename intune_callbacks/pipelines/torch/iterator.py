@@ -160,7 +160,6 @@ class LoaderIterator(LikeStock):
                 engine.resize(min(engines.workers, engine.workers), engines.reach)
                 if engine.workers < engines.workers:
                     self.children.grow(engine, waiting=False)
-                self._prime(engine)
         except Exception as error:
             engines.refused(error, self.engine)
 
@@ -181,8 +180,6 @@ class LoaderIterator(LikeStock):
             self._stock = None
         else:
             stock.stop()
-        assert self.engine is not None
-        self._prime(self.engine)
 
     def _prime(self, engine: ElasticMap[Any]) -> None:
         self.engines.prime(engine, 0 if self._stock is None else self._stock.left)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data.dataloader import DataLoader
 
+from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import SCALARS, plain_values
 from intune_callbacks.pipelines.torch.reach import dataset_of
 
@@ -40,6 +41,7 @@ class SamplerWatch:
         loader: the user's.
         ahead: indices that a stock iterator pulls before its first batch.
         found: a method, called once, when it is known that the sampler depends on the training.
+        counters: where the time of the pulls is added up.
         period: batches after which it begins anew by itself, and may draw then; None for one that has an end.
 
     Attributes:
@@ -47,10 +49,17 @@ class SamplerWatch:
         is_off: nothing is looked at any more.
     """
 
-    def __init__(self, loader: DataLoader[Any], ahead: int, found: Callable[[], None], period: int | None) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        ahead: int,
+        found: Callable[[], None],
+        counters: Counters,
+        period: int | None,
+    ) -> None:
         self._sampler: Any = loader._index_sampler
         # Weak: in a cycle a kept iterator would be finalised at some collection, when its queues may be gone.
-        self._ahead, self._found = max(1, ahead), weakref.WeakMethod(found)
+        self._ahead, self._found, self.counters = max(1, ahead), weakref.WeakMethod(found), counters
         # What a sampler reads in the dataset is looked at elsewhere.
         self._but = (dataset_of(loader),)
         parts = list(_nest(self._sampler))
@@ -144,8 +153,9 @@ class Pulls:
         return self
 
     def __next__(self) -> Any:
-        left, self._left = self._left, None
+        left, self._left, begin_s = self._left, None, time.perf_counter()
         item, self._left = self._watch.pull(self._pulls, self._done, left)
+        self._watch.counters.pulled_s += time.perf_counter() - begin_s
         self._done += 1
         return item
 

@@ -41,6 +41,7 @@ class ProcessPool:
         reducer: pickling of special types.
         startup: where the seconds spent starting children are added up.
         surroundings: of all children; by default those of now.
+        name: what the error of one that dies calls it.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class ProcessPool:
         reducer: Reducer | None = None,
         startup: Startup | None = None,
         surroundings: Surroundings | None = None,
+        name: str = "DataLoader worker",
     ) -> None:
-        self.startup = startup or Startup()
+        self.startup, self._name = startup or Startup(), name
         self._given: Given = (fn, start)
         self._context, self._reducer = context, reducer
         self._payload: Payload | None = None
@@ -193,8 +195,7 @@ class ProcessPool:
             if cancelled():
                 raise WorkerDied("stopped while the stage was closed") from error
             child.process.join(QUIT_S)
-            how = exit_words(child.process.exitcode)
-            raise WorkerDied(f"worker process {child.process.pid} died while computing an item ({how})") from error
+            raise WorkerDied(exit_words(self._name, child.process.pid, child.process.exitcode)) from error
         except BaseException:
             # The answer, or the rest of it, is still in the pipe: the next one would get it.
             child.usable = False

@@ -194,9 +194,12 @@ class WorkerThreads:
             if self._source is not None and line.claimed - line.delivered < line.window:
                 line.claimed += 1
                 return _CLAIMED
-            begin_s = self._clock.wall()
+            counters, begin_s, pulled_s = self._counters, self._clock.wall(), self._counters.pulled_s
             line.space.wait(WAIT_S)
-            self._counters.blocked_s += self._clock.wall() - begin_s
+            waited_s = self._clock.wall() - begin_s
+            fed_s = min(waited_s, counters.pulled_s - pulled_s)
+            counters.starved_s += fed_s
+            counters.blocked_s += waited_s - fed_s
 
     def _pull(self, source: Iterator[Any]) -> Task | None:
         """Take the next item and its number; None when the source has ended."""
