@@ -56,6 +56,14 @@ def test_of_a_batch_that_is_no_tensor(make: Any) -> None:
     assert [samples.count(make(size)) for size in (8, 8, 5, 1)] == [8, 8, 5, 1]
 
 
+def test_a_list_of_dicts_is_one_of_samples_where_no_loader_says_how_many_they_are() -> None:
+    """Each image has three channels: four of them were counted as three samples."""
+    samples = Samples()
+    assert [samples.count([detected(index) for index in range(size)]) for size in (4, 4, 1)] == [4, 4, 1]
+    for batch in ([{"x": THREE}, {"y": THREE}], [{"x": THREE}] * 2, [{"x": THREE}, {"y": THREE}, {"z": THREE}]):
+        assert Samples().count(batch) == 3
+
+
 def test_of_what_has_no_length_it_is_what_the_loader_says() -> None:
     assert Samples(8).count(object()) == 8
 

@@ -56,6 +56,8 @@ class Samples:
             elsewhere = ((length, place) for length, place, _ in _lengths(batch, DEEPEST) if length == size)
             if samples != size:
                 samples, place = next(elsewhere, (samples, place))
+            if size is None and _are_samples(batch):
+                samples, place = len(batch), ()
             if samples:
                 self._place, part = place, batch
                 for key in place:
@@ -91,6 +93,13 @@ def _said_by(value: Any) -> int | None:
             if type(size) is int and size > 0:
                 return size
     return None
+
+
+def _are_samples(batch: Any) -> bool:
+    """Return whether a batch is a list of what the dataset gave, dicts of the same names; two may be views."""
+    if type(batch) not in (list, tuple) or len(batch) <= 2 or not isinstance(batch[0], Mapping):
+        return False
+    return all(isinstance(one, Mapping) and one.keys() == batch[0].keys() for one in batch)
 
 
 def _lengths(
