@@ -204,6 +204,25 @@ def test_ctrl_c_is_an_end_like_another(tmp_path: Path, start: Any) -> None:
     assert "Traceback" not in watch.end()
 
 
+@pytest.mark.parametrize("terminal", [False, True], ids=["lines", "terminal"])
+def test_a_job_that_was_killed_has_ended(terminal: bool, tmp_path: Path, start: Any) -> None:
+    run = start(tmp_path / "run").decide(3)
+    watch = Watch(run.folder, terminal=terminal)
+    watch.see("step ")
+    run.process.kill()
+    assert re.search(r"its process ended without a report, as one\s+that is killed does", watch.end())
+
+
+def test_what_a_killed_job_has_left_is_not_taken_for_one_that_runs(
+    tmp_path: Path, start: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start(tmp_path / "run").decide(3)
+    run.process.kill()
+    run.process.wait()
+    assert cli.main(["watch", str(run.folder), "--wait", "0"]) == 1
+    assert "only a run that has ended in " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("fresh", [True, False], ids=["deleted", "appended"])
 def test_a_folder_that_is_used_again(fresh: bool, tmp_path: Path, start: Any) -> None:
     old = start(tmp_path / "run").decide(9)

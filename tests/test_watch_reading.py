@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from watched_runs import Run
 
+from intune_callbacks.record.process import this_process
 from intune_callbacks.record.running import Job, Rank
 
 
@@ -47,9 +48,10 @@ def test_a_file_that_was_cut_is_read_again(tmp_path: Path, lines: list[str]) -> 
 
 
 def test_what_an_earlier_run_of_more_ranks_has_left_is_not_shown(tmp_path: Path, lines: list[str]) -> None:
+    line = json.dumps(json.loads(lines[0]) | {"process": this_process()}) + "\n"  # of one that is still there
     for name, over in (("rank0", False), ("rank1", False), ("rank2", True), ("rank10", False)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "history.jsonl").write_text(lines[0])
+        (tmp_path / name / "history.jsonl").write_text(line)
         if over:
             (tmp_path / name / "report.json").write_text("{}")
     job = Job(tmp_path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from intune_callbacks.errors import warn
+from intune_callbacks.record.process import this_process
 from intune_callbacks.types import Allocation, Observation
 from intune_callbacks.words import number, six_digits
 
@@ -142,7 +143,8 @@ class History:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Opened anew for each line: nothing is lost when the process is killed, and no file is left open.
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(decision.to_json(), allow_nan=False) + "\n")
+                line = {**decision.to_json(), "process": this_process()}
+                file.write(json.dumps(line, allow_nan=False) + "\n")
         except OSError as error:
             warn(f"InTune writes no more decisions to {self.path}: {error}. Training goes on and is tuned all the same")
             self.path = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from intune_callbacks.measure.verdict import Verdict, settle
 from intune_callbacks.record.history import HISTORY, OF_WINDOW, Tail, allocation_in
+from intune_callbacks.record.process import has_ended
 from intune_callbacks.record.report import REPORT
 from intune_callbacks.types import Observation, Resources, Stage, StageRates
 from intune_callbacks.words import number
@@ -44,7 +45,12 @@ class Rank:
 
     @property
     def is_over(self) -> bool:
-        """True when the report is newer than the last decision: the run has ended, and no other one has begun."""
+        """True when the run has ended, and no other one has begun."""
+        return self.is_reported or (bool(self.decisions) and has_ended(self.decisions[-1].get("process")))
+
+    @property
+    def is_reported(self) -> bool:
+        """True when the report is newer than the last decision."""
         try:
             return (self.folder / REPORT).stat().st_mtime_ns >= self._tail.path.stat().st_mtime_ns
         except OSError:
@@ -101,7 +107,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """True when every rank has written its report."""
+        """True when every rank has written its report, or is not there any more."""
         return bool(self.ranks) and all(rank.is_over for rank in self.ranks)
 
     def read(self) -> list[tuple[Rank, dict[str, Any]]]:

@@ -21,7 +21,7 @@ PERIOD_S = 0.5
 
 
 def watch(folder: Path, *, wait_s: float = 300.0) -> int:
-    """Show what a job's tuner sees and does until the job has written its report, or Ctrl+C.
+    """Show what a job's tuner sees and does until the job has written its report, its process is gone, or Ctrl+C.
 
     On a terminal the view is redrawn in place; elsewhere each new decision is one line. A decision is in the history
     when its effect is known, that is at the next one.
@@ -102,7 +102,12 @@ def _show_live(job: Job) -> None:
 
 
 def _say_end(job: Job) -> None:
-    _say(f"the job has ended; its report is in {', '.join(str(rank.folder / 'report.json') for rank in job.ranks)}")
+    written = [str(rank.folder / "report.json") for rank in job.ranks if rank.is_reported]
+    told = f"the job has ended; its report is in {', '.join(written)}" if written else ""
+    lost = len(job.ranks) - len(written)
+    who = "its process" if len(job.ranks) == 1 else f"{lost} of its {len(job.ranks)} processes"
+    ended = f"{who} ended without a report, as one that is killed does" if lost else ""
+    _say("; ".join(filter(None, [told, ended])))
 
 
 def _say(text: str) -> None:
