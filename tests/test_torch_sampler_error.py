@@ -14,6 +14,7 @@ from restless import Restless  # noqa: E402
 from torch.utils.data import DataLoader, Sampler  # noqa: E402
 
 from intune_callbacks import live  # noqa: E402
+from intune_callbacks.pipelines.find import find  # noqa: E402
 from intune_callbacks.pipelines.workers.elastic import ElasticMap  # noqa: E402
 from intune_callbacks.pipelines.workers.line import Hold  # noqa: E402
 
@@ -82,3 +83,40 @@ def test_one_that_raises_at_once(bad: int) -> None:
 
     stage = ElasticMap(source(), int, workers=2, window=4, feed=True, hold=Hold(window=4))
     assert seen_of(stage)[0] == (bad,)
+
+
+class Draws(Sampler[int]):
+    """Draws each index from torch's global state; one of them is of a row that cannot be read."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(LENGTH):
+            drawn = int(torch.randint(0, LENGTH, ()))
+            yield LENGTH if number == 3 else drawn
+
+
+@pytest.mark.parametrize("window", [0, 12])
+def test_behind_an_error_of_the_dataset_as_much_was_drawn_as_in_stock(window: int) -> None:
+    """One index less was: while the stock iterator delivered what it had in flight, none was asked for at an error."""
+    torch.manual_seed(0)
+    loader = DataLoader(list(range(LENGTH)), batch_size=None, sampler=Draws(), num_workers=2)  # type: ignore[arg-type]
+    pipeline: Any = find(loader).pipeline if window else None
+    if window:
+        pipeline.prepare()
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    if window:
+        pipeline.resize({"load": 3, "load.window": window})
+    with pytest.raises(IndexError):
+        next(iterator)
+    left = int(torch.randint(0, 1000, ()))
+    torch.manual_seed(0)
+    torch.empty((), dtype=torch.int64).random_()  # the base seed of the workers
+    for _ in range(8):  # four that were delivered, or not, and four in flight
+        torch.randint(0, LENGTH, ())
+    assert left == int(torch.randint(0, 1000, ()))
+    if window:
+        pipeline.close()

@@ -103,10 +103,12 @@ class LoaderIterator(LikeStock):
         if self._stock is not None:  # what it still has in flight comes first
             if engine.workers < engines.workers:
                 self.children.grow(engine, waiting=False)
-            batch = _NONE if self._stock.is_over(None) else untied(self._stock.__next__)
-            if batch is not _NONE:
+            if not self._stock.is_over(None):
+                try:
+                    batch = untied(self._stock.__next__)
+                finally:  # torch's own, too, asks for the next indices before it raises
+                    self._prime(engine)
                 self._number += 1
-                self._prime(engine)
                 return batch
         if engine.window != engines.reach:
             self._apply()  # what the sampler does is known now
