@@ -24,6 +24,7 @@ LEFT_ALONE = (
     "set num_workers=1, or give InTuneCallback workers_kind='process' or 'thread', to make its workers live"
 )
 
+LIVE = "intune_callbacks.session.live"
 SHARED = "was 0; open {!r} in each worker (worker_init_fn): several that inherit it read each other's bytes"
 
 
@@ -100,6 +101,8 @@ def find(
     if "fastai.data.load" in sys.modules and _is(loader, "fastai.data.load", "DataLoader"):
         return _fastai(loader)
     name = type(loader).__name__
+    if type(loader).__module__ == LIVE and loader._fit is not None:
+        return Found(None, "live() tunes this loader already; give the callback the loader, or leave the callback out")
     if hasattr(type(loader), "__next__"):
         why = "an iterator, which hides what makes its batches; give InTune the loader or tf.data.Dataset behind it"
         return Found(None, f"{name} is {why}")
