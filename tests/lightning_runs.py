@@ -189,18 +189,19 @@ class Memory:
 
 
 class Spy:
-    """A callback that notes threads and the private attributes of the loops while training"""
+    """A callback that notes the threads that began after it, and the private attributes of the loops while training"""
 
     def __new__(cls, namespace: Any) -> Any:
         class Callback(namespace.Callback):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
+                self.earlier = set(threading.enumerate())  # of an earlier test: they end at some moment
                 self.threads: set[str] = set()
                 self.attributes: set[str] = set()
                 self.children: set[int | None] = set()
 
             def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
                 loop = trainer.fit_loop
-                self.threads |= {thread.name for thread in threading.enumerate()}
+                self.threads |= {thread.name for thread in threading.enumerate() if thread not in self.earlier}
                 self.children |= {child.pid for child in started()}
                 self.attributes |= {f"epoch_loop.{name}" for name in vars(loop.epoch_loop)}
                 self.attributes |= {f"source.{name}" for name in vars(loop._data_source)}
