@@ -250,3 +250,10 @@ def test_a_loader_that_was_not_asked_for_a_batch_says_so(capsys: pytest.CaptureF
     loader.close()
     card = capsys.readouterr().out
     assert card.startswith("InTune  NOT MEASURED") and "not asked for a batch" in card
+
+
+def test_a_callback_given_what_is_live_says_that_it_is_tuned_already() -> None:
+    loader = live(slow(), show_card=False)
+    assert find(loader).why.startswith("live() tunes this loader already")
+    loader.close()
+    assert "is not a loader InTune knows" in find(live(slow(), mode="off")).why

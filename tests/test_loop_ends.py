@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader  # noqa: E402
 from torch_rows import engines  # noqa: E402
 
 from intune_callbacks import live  # noqa: E402
-from intune_callbacks.pipelines.find import find  # noqa: E402
 from intune_callbacks.pipelines.workers.processes import ProcessPool  # noqa: E402
 
 
@@ -85,13 +84,6 @@ def test_a_second_one_of_the_same_loader_ends_the_first(capsys: pytest.CaptureFi
     assert second.close()["samples"] == ROWS
     assert capsys.readouterr().out.count("InTune  ") == 1
     assert "_get_iterator" not in vars(loader)
-
-
-def test_a_callback_given_what_is_live_says_that_it_is_tuned_already() -> None:
-    loader = live(slow(), show_card=False)
-    assert find(loader).why.startswith("live() tunes this loader already")
-    loader.close()
-    assert "is not a loader InTune knows" in find(live(slow(), mode="off")).why
 
 
 def test_a_process_that_the_user_forks_leaves_the_loop_and_its_workers_alone() -> None:
