@@ -91,6 +91,22 @@ def test_each_sample_counts_once_however_long_its_batch_is(make: Callable[[], An
     assert callback.report["whole"]["samples"] == 200
 
 
+class Slope(keras.Model):  # type: ignore[misc, name-defined]
+    """Takes one number after the other, as a train step of one's own may."""
+
+    def train_step(self, number: Any) -> Any:
+        return {"loss": tf.cast(number, tf.float32) / 2}
+
+
+def test_numbers_that_are_in_no_batch_are_tuned() -> None:
+    callback, model = InTuneCallback(**EAGER), Slope()
+    model.compile("sgd", jit_compile=False)
+    model.fit(tf.data.Dataset.range(100).map(lambda n: 2 * n, num_parallel_calls=2), verbose=0, callbacks=[callback])
+    assert callback.report["frozen"] is None
+    assert callback.report["whole"]["samples"] == 100
+    assert "map" in [stage["name"] for stage in callback.report["stages"]]
+
+
 def test_of_a_loop_nobody_could_look_into_no_speed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     callback = InTuneCallback()
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():

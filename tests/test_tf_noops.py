@@ -100,3 +100,20 @@ def test_what_the_user_keeps_stays() -> None:
     assert "MapDataset" in {node.op for node in rewrite(rows().map(printed), "key", live=True).graph.nodes()}
     left = rewrite(rows().repeat(1).take(-1).skip(0).shard(1, 0).map(same), "key", live=True).graph
     assert {node.op for node in left.nodes()} == {"RangeDataset", "PrefetchDataset"}
+
+
+@pytest.mark.parametrize("mode", ["tune", "observe"])
+def test_a_map_with_a_state_and_its_batch_are_one_as_in_tensorflow(mode: str) -> None:
+    """Its calls run beside what reads the batches, and its errors name no iterator."""
+
+    def failing(x: Any) -> Any:
+        raise ValueError(f"row {x}")
+
+    made = rows(30).map(lambda x: tf.ensure_shape(tf.numpy_function(failing, [x], tf.int64), []))
+    dataset = made.batch(4).map(parse, num_parallel_calls=2)
+    told = []
+    for loader in (dataset, live(dataset, mode=mode, show_card=False)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="row 0") as error:
+            elements(loader)
+        told.append(str(error.value))
+    assert told[0] == told[1]

@@ -77,7 +77,7 @@ class TrainData:
         on_torch: True on the torch backend.
         restarts: True when each epoch makes an iterator of its own, False when one serves them all.
         together: steps of one compiled loop, which asks for its batches while it computes; else 1.
-        batch_rows: samples of a full batch as Keras knows them, None where it does not.
+        batch_rows: samples of a full batch as Keras knows them, None where it does not or `own` is True.
         adapter: Keras's, of what the user gave.
         pydataset: the user's `keras.utils.PyDataset`, None when it is something else.
         grain: the user's Grain dataset, None when it is something else, or where Keras has it in a `tf.data.Dataset`.
@@ -105,7 +105,8 @@ class TrainData:
         self.pydataset = getattr(self.adapter, "py_dataset", None) if is_pydataset else None
         is_grain = type(self.adapter).__name__ == "GrainDatasetAdapter" and self.in_python
         self.grain = given if is_grain else None
-        self.batch_rows = _whole(getattr(self.adapter, "batch_size", None))
+        # Of a `tf.data.Dataset` of numbers (no batches) Keras's raises; `batch_rows` below reads what it knows.
+        self.batch_rows = None if self.own else _whole(getattr(self.adapter, "batch_size", None))
         self.why = self._why(type(self.adapter).__name__)
 
     def _why(self, adapter: str) -> str:

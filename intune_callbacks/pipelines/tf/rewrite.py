@@ -215,7 +215,7 @@ class _Edit:
         if self.graph.is_stateful(node):
             name = self.graph.function_name(node, "lambda")
             self.notes.append(
-                f"map({name}) computes in its reader's thread, and as {name} keeps a state or runs Python, parallel "
+                f"map({name}) makes one call after the other, and as {name} keeps a state or runs Python, parallel "
                 "calls might change its results: num_parallel_calls=tf.data.AUTOTUNE makes it live if they do not"
             )
             return
@@ -282,8 +282,7 @@ class _Edit:
         """Return whether tf.data makes one node of a map and the batch behind it."""
         if node.name in self.unbounded or not is_wanted(self.options, "map_and_batch_fusion"):
             return False
-        is_map = node.op == "ParallelMapDatasetV2" or (node.op == "MapDataset" and not self.graph.is_stateful(node))
-        readers = self.graph.consumers(node.name) if is_map else []
+        readers = self.graph.consumers(node.name) if node.op in ("MapDataset", "ParallelMapDatasetV2") else []
         return len(readers) == 1 and readers[0].op in BATCHES
 
     def end(self, name: str, op: str) -> Any:
