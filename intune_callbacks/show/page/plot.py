@@ -23,7 +23,7 @@ Sign = tuple[str, str, str]
 # Characters of reasons at most; of a run with very many different ones each is cut. A choice: a quarter of a MB.
 TEXTS, CUTS = 250_000, (400, 200, 120, 80, 60, 40, 20)
 # Characters of a line beside the pointer, and of a name in a legend. A choice: what a small screen has room for.
-FOLDED, LONGEST = 43, 60
+FOLDED, LONGEST = 34, 60
 # Of a point in time: milliseconds in a run of hours.
 DIGITS_OF_TIME = 7
 SEAM = "start of an epoch"
