@@ -147,11 +147,13 @@ class WorkerThreads:
                         value.error.__cause__ = error
                 except BaseException as error:
                     value = Raised(error, item)
-                busy_s = wall() - begin_s
+                made_s, pulled_s = wall(), self._counters.pulled_s
+                busy_s = made_s - begin_s
                 if cpu_s < 0.0:
                     cpu_s = cpu() - begin_cpu_s
                 dead = child is not None and not child.usable
-                with line.lock:
+                with line.lock:  # whoever feeds the stage holds it meanwhile
+                    self._waited(made_s, pulled_s)
                     line.put(number, value, snapshot, wall())
                     with suppress(Exception):  # what cannot be counted has been computed all the same
                         self._counters.computed(busy_s, cpu_s, value, size_bytes)
@@ -194,12 +196,16 @@ class WorkerThreads:
             if self._source is not None and line.claimed - line.delivered < line.window:
                 line.claimed += 1
                 return _CLAIMED
-            counters, begin_s, pulled_s = self._counters, self._clock.wall(), self._counters.pulled_s
+            begin_s, pulled_s = self._clock.wall(), self._counters.pulled_s
             line.space.wait(WAIT_S)
-            waited_s = self._clock.wall() - begin_s
-            fed_s = min(waited_s, counters.pulled_s - pulled_s)
-            counters.starved_s += fed_s
-            counters.blocked_s += waited_s - fed_s
+            self._waited(begin_s, pulled_s)
+
+    def _waited(self, begin_s: float, pulled_s: float) -> None:
+        """Count the time since then (lock held), as waited for the source where that was asked meanwhile."""
+        waited_s = self._clock.wall() - begin_s
+        fed_s = min(waited_s, self._counters.pulled_s - pulled_s)
+        self._counters.starved_s += fed_s
+        self._counters.blocked_s += waited_s - fed_s
 
     def _pull(self, source: Iterator[Any]) -> Task | None:
         """Take the next item and its number; None when the source has ended."""
