@@ -206,6 +206,8 @@ def test_ctrl_c_is_an_end_like_another(tmp_path: Path, start: Any) -> None:
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["lines", "terminal"])
 def test_a_job_that_was_killed_has_ended(terminal: bool, tmp_path: Path, start: Any) -> None:
+    if terminal:
+        pytest.importorskip("rich")
     run = start(tmp_path / "run").decide(3)
     watch = Watch(run.folder, terminal=terminal)
     watch.see("step ")
