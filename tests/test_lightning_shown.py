@@ -169,7 +169,9 @@ def test_report_history_and_card(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (report["mode"], report["mode_source"]) == ("tune", "default")
     lines = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
     assert len(lines) > 3
-    assert all(decision in map(json.loads, lines) for decision in report["decisions"])
+    written = [json.loads(line) for line in lines]
+    assert len({line.pop("process") for line in written}) == 1
+    assert all(decision in written for decision in report["decisions"])
     assert capsys.readouterr().out.count("InTune") == 1
 
 
