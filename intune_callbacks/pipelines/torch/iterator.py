@@ -104,6 +104,7 @@ class LoaderIterator(LikeStock):
             if engine.workers < engines.workers:
                 self.children.grow(engine, waiting=False)
             if not self._stock.is_over(None):
+                self._prime(engine)  # ours compute while it is waited for
                 try:
                     batch = untied(self._stock.__next__)
                 finally:  # torch's own, too, asks for the next indices before it raises
