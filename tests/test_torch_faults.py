@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -239,6 +240,7 @@ def test_an_error_of_the_first_batch_of_ours_is_told_as_in_stock() -> None:
 
 
 def test_a_timeout_of_the_user_holds_in_both_phases() -> None:
+    gc.collect()  # torch waits 5 s for a hanging worker of an earlier test wherever its iterator is collected
     for resized in (False, True):
         loader = DataLoader(Rows(8, sleep_s=3.0), batch_size=1, num_workers=1, timeout=1)
         pipeline = find(loader, workers_kind="process").pipeline
