@@ -114,6 +114,51 @@ def test_stateful_loader_keeps_its_state_exact() -> None:
     assert head + [key(batch) for batch in resumed] == expected
 
 
+class Stateful:
+    """A sampler whose iterator has the state; begun anew and skipped to the place it would give others."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Stateful:
+        return self if self.at else Stateful()
+
+    def __next__(self) -> int:
+        if self.at == 40:
+            raise StopIteration
+        self.at += 1
+        return self.at * 7 % 40
+
+    def __len__(self) -> int:
+        return 40
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_of_what_is_only_watched_is_the_stock_one(workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def state(watched: bool) -> dict[str, object]:
+        torch.manual_seed(0)
+        loader = stateful.StatefulDataLoader(range(40), batch_size=None, sampler=Stateful(), num_workers=workers)
+        pipeline = find(loader, live=False).pipeline
+        iterator = pipeline.adopt(iter(loader)) if watched else iter(loader)
+        for _ in range(5):
+            next(iterator)
+        pipeline.close()
+        return loader.state_dict()
+
+    expected, got = state(False), state(True)
+    key = "_sampler_iter_state" if workers == 0 else "_snapshot"
+    assert expected[key] is not None
+    assert str(got) == str(expected)
+
+
 def test_epochs_are_the_stock_epochs() -> None:
     for name in ("shuffled", "persistent"):
         build = make(name)

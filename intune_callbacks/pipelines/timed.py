@@ -127,8 +127,9 @@ class TimedIterator:
 
     def _time_pulls(self) -> None:
         inner: Any = self._inner
-        if hasattr(inner, "_sampler_iter"):
-            inner._sampler_iter = TimedPulls(inner._sampler_iter, self._owner.watch.counters)
+        pulls = getattr(inner, "_sampler_iter", None)
+        if pulls is not None and not hasattr(pulls, "state_dict"):  # a StatefulDataLoader asks it for its state
+            inner._sampler_iter = TimedPulls(pulls, self._owner.watch.counters)
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]
