@@ -33,11 +33,7 @@ OF_NUMBERS = ("storage", "workers", "loader", "startup")
 
 
 def build_report(
-    summary: Report,
-    *,
-    mode_source: str = "default",
-    note: str | None = None,
-    settings: Mapping[str, Any] | None = None,
+    summary: Report, *, mode_source: str = "default", note: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> Report:
     """Return the report of one run: what was measured, and what that has shown.
 

@@ -85,9 +85,7 @@ class Settings:
         return cls(config, source, None if run_dir is None else Path(str(run_dir)), bool(show_card), warm)
 
 
-def _notes_given(
-    init: Callable[Concatenate[Any, _Arguments], None],
-) -> Callable[Concatenate[Any, _Arguments], None]:
+def _notes_given(init: Callable[Concatenate[Any, _Arguments], None]) -> Callable[Concatenate[Any, _Arguments], None]:
     """Make the ``__init__`` of a callback note which arguments it was given, for Python does not tell.
 
     Args:

@@ -13,17 +13,7 @@ from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.find import Found, find
 from intune_callbacks.types import Clock, Hint
 
-__all__ = [
-    "GiveUp",
-    "found_in",
-    "hints_of",
-    "leave",
-    "left_of",
-    "let_go",
-    "look_for",
-    "pipeline_of",
-    "reasons_of",
-]
+__all__ = ["GiveUp", "found_in", "hints_of", "leave", "left_of", "let_go", "look_for", "pipeline_of", "reasons_of"]
 
 _left: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 """By loader, the tuner's state at the end of its last fit: some call `live(loader)` anew in each epoch."""

@@ -16,15 +16,7 @@ from intune_callbacks.pipelines.base import Combined
 from intune_callbacks.pipelines.length import length_of
 from intune_callbacks.session.arguments import Settings
 from intune_callbacks.session.fit import TunedFit
-from intune_callbacks.session.loaders import (
-    hints_of,
-    leave,
-    left_of,
-    let_go,
-    look_for,
-    pipeline_of,
-    reasons_of,
-)
+from intune_callbacks.session.loaders import hints_of, leave, left_of, let_go, look_for, pipeline_of, reasons_of
 from intune_callbacks.session.loop_fetches import Together, Unseen, told
 from intune_callbacks.session.ranks import place as place_of
 from intune_callbacks.session.samples import Samples, batch_size_of

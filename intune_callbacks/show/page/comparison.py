@@ -9,16 +9,7 @@ from typing import Any
 from intune_callbacks.record.card import headline
 from intune_callbacks.record.report import Report, Side, Span, StageRow
 from intune_callbacks.show.page.runs import Run
-from intune_callbacks.words import (
-    NOTHING,
-    allocation,
-    amount,
-    duration,
-    four_digits,
-    quantity,
-    times,
-    with_window,
-)
+from intune_callbacks.words import NOTHING, allocation, amount, duration, four_digits, quantity, times, with_window
 
 __all__ = ["Row", "allocation_line", "before_and_after", "two_runs"]
 
