@@ -7,7 +7,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -95,43 +95,23 @@ def _parser() -> argparse.ArgumentParser:
     # By itself argparse says what a command does beside the others only, not where somebody asks for its help.
     commands.add_parser = add_described  # type: ignore[assignment, method-assign]
 
+    def add_own(name: str, command: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=help)
+        made.set_defaults(command=command)
+        return made
+
     # Recipes and examples build upon this package, so they bring their commands along, not it theirs.
     for entry in entry_points(group=COMMANDS):
         try:
             entry.load()(commands)
         except Exception as error:  # of somebody else's package: the other commands work all the same
             print(f"intune: no commands of {entry.value}: {type(error).__name__}: {error}", file=sys.stderr)
-    _add_watch(commands)
-    _add_pretrain(commands)
-    _add_serve(commands)
 
-    doctor = commands.add_parser("doctor", help="say what this machine and the installed packages allow")
-    doctor.set_defaults(command=_doctor)
-
-    _add_report(commands)
-    _add_compare(commands)
-
-    build_tf = commands.add_parser("build-tf", help="compile the tf.data operations now, not beside the first fit")
-    how = build_tf.add_mutually_exclusive_group()
-    how.add_argument("--force", action="store_true", help="compile even if that has been done")
-    how.add_argument("--ship", action="store_true", help="compile into the package, from where a wheel takes it along")
-    build_tf.set_defaults(command=_build_tf)
-
-    complete = commands.add_parser("complete", help="print what makes a shell complete this command")
-    complete.add_argument("shell", choices=("bash", "zsh", "tcsh"), help='eval "$(intune complete bash)"')
-    complete.set_defaults(command=_complete)
-    return parser
-
-
-def _add_watch(commands: Any) -> None:
-    watch = commands.add_parser("watch", help="show what a running job's tuner sees and does")
+    watch = add_own("watch", _watch, "show what a running job's tuner sees and does")
     watch.add_argument("folder", metavar="DIR", type=path, help="the job's run_dir")
     watch.add_argument("--wait", metavar="S", type=float, default=300.0, help="seconds to wait for its first decision")
-    watch.set_defaults(command=_watch)
 
-
-def _add_pretrain(commands: Any) -> None:
-    pretrain = commands.add_parser("pretrain", help="train the agent on simulated machines, on one CPU core")
+    pretrain = add_own("pretrain", _pretrain, "train the agent on simulated machines, on one CPU core")
     pretrain.add_argument("--out", metavar="DIR", type=path, required=True, help="for weights, card and checkpoint")
     pretrain.add_argument("--seed", metavar="N", type=int, default=0, help="all random choices derive from it")
     length = pretrain.add_mutually_exclusive_group()
@@ -143,42 +123,39 @@ def _add_pretrain(commands: Any) -> None:
     pretrain.add_argument("--eval-resize", metavar="N", type=int, help="held-out machines that resize (default 64)")
     pretrain.add_argument("--eval-seed", metavar="N", type=int, help="of the held-out machines (default 5001)")
     pretrain.add_argument("--date", metavar="DATE", help="of the model card (default today)")
-    pretrain.set_defaults(command=_pretrain)
 
-
-def _add_serve(commands: Any) -> None:
-    serve = commands.add_parser("serve-agent", help="decide for trainings over the network: policy='http://host:port'")
+    serve = add_own("serve-agent", _serve, "decide for trainings over the network: policy='http://host:port'")
     serve.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="to listen at (default 127.0.0.1)")
     serve.add_argument("--port", metavar="N", type=int, default=8765, help="default 8765; 0 takes a free one")
-    serve.add_argument(
-        "--token-file",
-        metavar="FILE",
-        type=path,
-        help="holds what trainings have to show; default the "
-        "variable INTUNE_AGENT_TOKEN; none is needed on this machine alone",
-    )
+    shown = "holds what trainings have to show; default the variable INTUNE_AGENT_TOKEN; "
+    shown += "none is needed on this machine alone"
+    serve.add_argument("--token-file", metavar="FILE", type=path, help=shown)
     serve.add_argument("--cert", metavar="FILE", type=path, help="certificate chain: speak TLS")
     serve.add_argument("--key", metavar="FILE", type=path, help="its key")
     serve.add_argument("--policy", metavar="NAME", default="dqn", help=f"of {', '.join(POLICIES)} (default dqn)")
     serve.add_argument("--dir", metavar="DIR", type=path, help="keep there what trainings found, over a restart, too")
-    serve.set_defaults(command=_serve)
 
+    add_own("doctor", _doctor, "say what this machine and the installed packages allow")
 
-def _add_report(commands: Any) -> None:
-    report = commands.add_parser("report", help="print a run's end card and write its report.html")
+    report = add_own("report", _report, "print a run's end card and write its report.html")
     report.add_argument("directory", metavar="DIR", type=path, help="the run_dir of a run, finished or not")
     report.add_argument("--out", metavar="FILE", type=path, help="where the page goes (default DIR/report.html)")
     report.add_argument("--open", action="store_true", help="open the page in a browser")
-    report.set_defaults(command=_report)
 
-
-def _add_compare(commands: Any) -> None:
-    compare = commands.add_parser("compare", help="print two runs side by side")
+    compare = add_own("compare", _compare, "print two runs side by side")
     compare.add_argument("first", metavar="DIR", type=path, help="the run_dir of one run")
     compare.add_argument("second", metavar="DIR", type=path, help="the run_dir of the other")
     compare.add_argument("--html", metavar="FILE", type=path, help="write a page with both courses")
     compare.add_argument("--open", action="store_true", help="open that page (default DIR/compare.html of the second)")
-    compare.set_defaults(command=_compare)
+
+    build_tf = add_own("build-tf", _build_tf, "compile the tf.data operations now, not beside the first fit")
+    how = build_tf.add_mutually_exclusive_group()
+    how.add_argument("--force", action="store_true", help="compile even if that has been done")
+    how.add_argument("--ship", action="store_true", help="compile into the package, from where a wheel takes it along")
+
+    complete = add_own("complete", _complete, "print what makes a shell complete this command")
+    complete.add_argument("shell", choices=("bash", "zsh", "tcsh"), help='eval "$(intune complete bash)"')
+    return parser
 
 
 def _watch(options: argparse.Namespace) -> int:
