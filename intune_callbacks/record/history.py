@@ -6,20 +6,21 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from intune_callbacks.errors import warn
 from intune_callbacks.record.process import this_process
-from intune_callbacks.types import Allocation, Observation
+from intune_callbacks.types import Allocation, Observation, StageRates
 from intune_callbacks.words import number, six_digits
 
-__all__ = ["HISTORY", "OF_WINDOW", "Decision", "History", "Tail", "allocation_in"]
+__all__ = ["HISTORY", "Decision", "History", "Tail"]
 
 HISTORY = "history.jsonl"
 OF_WINDOW = ("elapsed_s", "batches_per_s", "samples_per_s", "wait_frac", "exposed_wait_frac", "model_s", "seam_s")
+SEEN = (*OF_WINDOW, "cpus", "memory_used_bytes", "memory_limit_bytes", "gpu_utilisation")
+RATES = tuple(one.name for one in fields(StageRates))
 REMEMBERED = 1000
 """Of each kind of decision so many are remembered besides the first ones. A choice: at one a second a
 quarter of an hour."""
@@ -68,9 +69,7 @@ class Decision:
     def to_json(self) -> dict[str, Any]:
         """Return the decision as plain JSON types, numbers with six digits."""
         seen, machine = self.observation, self.observation.resources
-        rates = {
-            name: {key: six_digits(getattr(r, key)) for key in r.__dataclass_fields__} for name, r in seen.rates.items()
-        }
+        rates = {name: {key: six_digits(getattr(rate, key)) for key in RATES} for name, rate in seen.rates.items()}
         return {
             "step": seen.step,
             # Of a clock that counts since the machine was started: six digits would be seconds.
@@ -186,6 +185,8 @@ class Tail:
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the decisions written since the last call, and whether what was read before is of another fit.
 
+        Each has the keys of `Decision.to_json`: numbers or None, allocations, texts.
+
         A file that was replaced or cut is read from its beginning.
         """
         new: list[dict[str, Any]] = []
@@ -220,23 +221,38 @@ class Tail:
         return new, anew
 
 
-def allocation_in(line: Mapping[str, Any], key: str) -> dict[str, int]:
-    """Return what is an allocation in a line: anything else in its place cannot be compared, nor added up.
-
-    Args:
-        line: of `history.jsonl`.
-        key: where it stands: ``before`` or ``after``.
-    """
-    given = line.get(key)
-    named = given.items() if isinstance(given, dict) else ()
-    return {name: int(value) for name, value in named if number(value) is not None}
-
-
 def _decision(line: bytes) -> dict[str, Any] | None:
-    """Return what a line holds; None if that is no decision."""
+    """Return what a line holds, with all that is looked at, of the kind it has; None if that is no decision.
+
+    Another version may have written other things, or more of them.
+    """
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    is_one = isinstance(found, dict) and isinstance(found.get("observation"), dict)
-    return found if is_one and number(found.get("step")) is not None else None
+    seen = found.get("observation") if isinstance(found, dict) else None
+    if not isinstance(seen, dict) or number(found.get("step")) is None:
+        return None
+    reason, vetoes = found.get("reason"), found.get("vetoes")
+    rates = {name: rate for name, rate in _mapping(seen.get("rates")).items() if isinstance(rate, dict)}
+    return {
+        **found,
+        **{key: number(found.get(key)) for key in ("at_s", "effect")},
+        **{key: _allocation(found.get(key)) for key in ("before", "granted", "after")},
+        "applied": found.get("applied") is True,
+        "reason": reason if isinstance(reason, str) else "",
+        "vetoes": [str(veto) for veto in vetoes] if isinstance(vetoes, list) else [],
+        "observation": {
+            **{key: number(seen.get(key)) for key in SEEN},
+            "rates": {name: {key: number(rate.get(key)) for key in RATES} for name, rate in rates.items()},
+        },
+    }
+
+
+def _allocation(given: object) -> dict[str, int]:
+    """Return what is an allocation: anything else in its place cannot be compared, nor added up."""
+    return {name: int(value) for name, value in _mapping(given).items() if number(value) is not None}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

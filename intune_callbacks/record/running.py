@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from intune_callbacks.measure.verdict import Verdict, settle
-from intune_callbacks.record.history import HISTORY, OF_WINDOW, Tail, allocation_in
+from intune_callbacks.record.history import HISTORY, Tail
 from intune_callbacks.record.process import has_ended
 from intune_callbacks.record.report import REPORT
 from intune_callbacks.types import Observation, Resources, Stage, StageRates
-from intune_callbacks.words import number
 
 __all__ = ["Job", "Rank"]
 
@@ -21,8 +19,6 @@ REMEMBERED = 120
 """Decisions of a running fit that are drawn. A choice: about one for each column of a terminal."""
 JUDGED = 5
 """Windows at the end that the verdict rests on. A choice: it says how it is now, and one odd window does not decide."""
-SEEN = (*OF_WINDOW, "cpus", "memory_used_bytes", "memory_limit_bytes")
-RATES = tuple(one.name for one in fields(StageRates))
 
 
 class Rank:
@@ -66,8 +62,7 @@ class Rank:
 
     def read(self) -> list[dict[str, Any]]:
         """Take what was written since the last call, and return the decisions in it that belong to the run."""
-        read, anew = self._tail.read()
-        new = [_whole(line) for line in read]
+        new, anew = self._tail.read()
         if anew:
             self.decisions.clear()
             self.change = None
@@ -127,24 +122,6 @@ class Job:
         return new
 
 
-def _whole(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a decision with all that is looked at: another version may have written other things, or more of them."""
-    seen, reason = line["observation"], line.get("reason")
-    given = seen.get("rates")
-    rates = {
-        name: {key: number(rate.get(key)) for key in RATES}
-        for name, rate in (given.items() if isinstance(given, dict) else ())
-        if isinstance(rate, dict)
-    }
-    return {
-        **line,
-        **{key: allocation_in(line, key) for key in ("before", "granted", "after")},
-        "applied": line.get("applied") is True,
-        "reason": reason if isinstance(reason, str) else "",
-        "observation": {key: number(seen.get(key)) for key in SEEN} | {"rates": rates},
-    }
-
-
 def _observation(decision: Mapping[str, Any]) -> Observation:
     """Return of a decision what a verdict looks at."""
     seen = decision["observation"]
@@ -154,7 +131,7 @@ def _observation(decision: Mapping[str, Any]) -> Observation:
     elapsed_s, batches_per_s = seen["elapsed_s"] or 0.0, seen["batches_per_s"] or 0.0
     return Observation(
         step=decision["step"],
-        at_s=number(decision.get("at_s")) or 0.0,
+        at_s=decision["at_s"] or 0.0,
         elapsed_s=elapsed_s,
         batches=round(elapsed_s * batches_per_s),
         samples=0,
@@ -168,5 +145,5 @@ def _observation(decision: Mapping[str, Any]) -> Observation:
             seen["cpus"] or 0.0, int(seen["memory_limit_bytes"] or 0), int(seen["memory_used_bytes"] or 0)
         ),
         exposed_wait_frac=seen["exposed_wait_frac"],
-        seam_s=seen.get("seam_s") or 0.0,
+        seam_s=seen["seam_s"] or 0.0,
     )

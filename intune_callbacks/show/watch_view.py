@@ -129,7 +129,7 @@ def _coloured(kind: str, rest: str) -> Any:
 
 def _start(seen: Mapping[str, Any]) -> str:
     """How long the start of an epoch took, where the window held one."""
-    return f"start of an epoch {moment(seen['seam_s'])}" if seen.get("seam_s") else ""
+    return f"start of an epoch {moment(seen['seam_s'])}" if seen["seam_s"] else ""
 
 
 def _allocation(values: Mapping[str, int]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from intune_callbacks.words import PAGE_ARROW, changed, number
+from intune_callbacks.words import PAGE_ARROW, changed
 
 __all__ = [
     "ADVISED",
@@ -94,19 +94,18 @@ def columns_of(lines: Sequence[Mapping[str, Any]], begin_at_s: float | None = No
     """Return the columns of a history.
 
     Args:
-        lines: of `history.jsonl`; what is missing in one becomes None.
+        lines: of `history.jsonl`, as `record.history.Tail` reads them.
         begin_at_s: when the run began, by the clock of the lines; None where that is not known.
     """
-    seen = [_mapping(line.get("observation")) for line in lines]
-    rates = [_mapping(one.get("rates")) for one in seen]
-    after = [_mapping(line.get("after")) for line in lines]
+    seen, after = [line["observation"] for line in lines], [line["after"] for line in lines]
+    rates = [one["rates"] for one in seen]
     return RunColumns(
-        _times(lines, seen, begin_at_s),
-        [number(line.get("step")) for line in lines],
-        {name: [number(one.get(name)) for one in seen] for name in OF_ALL},
-        {name: [number(one.get(name)) for one in after] for name in _names(after)},
-        {name: [number(_mapping(one.get(name)).get("busy_frac")) for one in rates] for name in _names(rates)},
-        {name: [number(_mapping(one.get(name)).get("queue_fill")) for one in rates] for name in _names(rates)},
+        _times(lines, begin_at_s),
+        [line["step"] for line in lines],
+        {name: [one[name] for one in seen] for name in OF_ALL},
+        {name: [one.get(name) for one in after] for name in _names(after)},
+        {name: [one.get(name, {}).get("busy_frac") for one in rates] for name in _names(rates)},
+        {name: [one.get(name, {}).get("queue_fill") for one in rates] for name in _names(rates)},
         list(_events(lines)),
     )
 
@@ -157,27 +156,22 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _events(lines: Sequence[Mapping[str, Any]]) -> Iterable[Event]:
     previous: Mapping[str, Any] | None = None
     for line in lines:
-        before, after, granted = (_mapping(line.get(key)) for key in ("before", "after", "granted"))
-        given = line.get("vetoes")
-        vetoes = [str(veto) for veto in given] if isinstance(given, list) else []
-        kinds = [REFUSED] if vetoes else []
-        change = ""
-        if line.get("applied"):
+        before, after = line["before"], line["after"]
+        kinds, change = [REFUSED] if line["vetoes"] else [], ""
+        if line["applied"]:
             kinds.insert(0, TAKEN_BACK if previous is not None and after == previous else CHANGED)
             # To and fro and to again are a change, its undoing and another change.
             previous, change = before if kinds[0] == CHANGED else None, changed(before, after, PAGE_ARROW)
-        elif granted:
+        elif line["granted"]:
             kinds.insert(0, ADVISED)
-            change = changed(before, granted, PAGE_ARROW)
-        yield Event(tuple(kinds), change, str(line.get("reason") or ""), "; ".join(vetoes), number(line.get("effect")))
+            change = changed(before, line["granted"], PAGE_ARROW)
+        yield Event(tuple(kinds), change, line["reason"], "; ".join(line["vetoes"]), line["effect"])
 
 
-def _times(
-    lines: Sequence[Mapping[str, Any]], seen: Sequence[Mapping[str, Any]], begin_at_s: float | None
-) -> list[float]:
+def _times(lines: Sequence[Mapping[str, Any]], begin_at_s: float | None) -> list[float]:
     """Seconds from the begin; a line without a time stands where the one before it does."""
-    at = [number(line.get("at_s")) for line in lines]
-    known = [(value, number(one.get("elapsed_s")) or 0.0) for value, one in zip(at, seen, strict=True) if value]
+    at = [line["at_s"] for line in lines]
+    known = [(line["at_s"], line["observation"]["elapsed_s"] or 0.0) for line in lines if line["at_s"]]
     start = known[0][0] - known[0][1] if known else 0.0
     start = min(start, begin_at_s) if begin_at_s is not None else start
     times: list[float] = []
@@ -189,7 +183,3 @@ def _times(
 def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every key in the order of its first appearance: the order of the stages."""
     return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.record.history import HISTORY, Tail, allocation_in
+from intune_callbacks.record.history import HISTORY, Tail
 from intune_callbacks.record.report import REPORT, Report, Side, StageRow
-from intune_callbacks.words import count, number
+from intune_callbacks.words import count
 
 __all__ = ["Run", "read"]
 
@@ -121,36 +121,35 @@ def _report(path: Path, notes: list[str]) -> Report | None:
 
 def _unfinished(lines: Sequence[dict[str, Any]]) -> Report:
     """Return a report of what can be said without the end of the run."""
-    moved = [i for i, line in enumerate(lines) if line.get("applied")]
+    moved = [i for i, line in enumerate(lines) if line["applied"]]
     first = lines[: moved[0] + 1] if moved else lines
     last = lines[moved[-1] + 1 :] if moved else lines
-    begin, now = (allocation_in(lines[at], key) if lines else {} for at, key in ((0, "before"), (-1, "after")))
-    at_s = [value for line in lines if (value := number(line.get("at_s"))) is not None]
-    seen = lines[0]["observation"].get("elapsed_s") if lines else None  # a decision comes at the end of its window
-    rates = lines[-1]["observation"].get("rates") if lines else None
+    begin, now = (lines[0]["before"], lines[-1]["after"]) if lines else ({}, {})
+    at_s = [line["at_s"] for line in lines if line["at_s"] is not None]
+    seen_s = lines[0]["observation"]["elapsed_s"] or 0.0 if lines else 0.0  # a decision comes at the end of its window
+    rates = lines[-1]["observation"]["rates"] if lines else {}
     return Report(
         before=_side(first[-LAST_WINDOWS:], begin),
         after=_side(last[-LAST_WINDOWS:] or lines[-1:], now),
         stages=tuple(_row(name, begin.get(name, value), value, rates) for name, value in now.items()),
         changes=len(moved),
-        wall_s=at_s[-1] - at_s[0] + (number(seen) or 0.0) if at_s else 0.0,
+        wall_s=at_s[-1] - at_s[0] + seen_s if at_s else 0.0,
         steps=int(lines[-1]["step"]) if lines else 0,
         why="the run has left no verdict: it was stopped hard, or goes on",
         next="look again when it has ended",
     )
 
 
-def _row(name: str, first: int, current: int, rates: object) -> StageRow:
+def _row(name: str, first: int, current: int, rates: Collection[str]) -> StageRow:
     is_window = name.endswith(".window")
-    has_workers = not is_window and (not isinstance(rates, dict) or name in rates)
     window_of = name.removesuffix(".window") if is_window else None
-    unit: Literal["workers", "items"] = "workers" if has_workers else "items"
+    unit: Literal["workers", "items"] = "workers" if not is_window and name in rates else "items"
     return StageRow(name, "cpu", unit, 0, 0, current, window_of=window_of, first=first)
 
 
 def _side(lines: Sequence[dict[str, Any]], allocation: dict[str, int]) -> Side:
     def middle(key: str) -> float | None:
-        values = [value for line in lines if (value := number(line["observation"].get(key))) is not None]
+        values = [value for line in lines if (value := line["observation"][key]) is not None]
         return median(values) if values else None
 
     keys = ("wait_frac", "exposed_wait_frac", "model_s", "cpus", "memory_used_bytes", "memory_limit_bytes")
