@@ -88,11 +88,7 @@ NONE = Evidence()
 
 
 def tried(decisions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return, by stage, the most that clearly more workers for it, and for no other, have brought.
-
-    Args:
-        decisions: as in the report.
-    """
+    """Return, by stage, the most that clearly more workers for it alone brought in the decisions of a report."""
     found: dict[str, float] = {}
     for decision in decisions:
         before, after = decision["before"], decision["after"]

@@ -101,12 +101,7 @@ class Measured:
 
 
 def measured(observations: Sequence[Observation], waited: float | None = None) -> Measured | None:
-    """Return what windows of one allocation have in common; None where nothing ran in them.
-
-    Args:
-        observations: oldest first.
-        waited: as for `settle`.
-    """
+    """Return what windows of one allocation have in common, None where nothing ran; arguments as for `settle`."""
     ran = [o for o in observations if o.batches > 0 and o.elapsed_s > o.seam_s]
     if not ran:
         return None

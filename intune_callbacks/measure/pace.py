@@ -108,12 +108,7 @@ class Pace:
         return steps >= epoch_batches * math.ceil(needed / epoch_batches)
 
     def measure(self, totals: StepTotals, is_trial: bool = False, whole: Round = NO_ROUND) -> None:
-        """Begin a window, half as long for a trial.
-
-        Args:
-            is_trial: it may cost.
-            whole: the round that it has to hold.
-        """
+        """Begin a window that holds the `whole` round, half as long for a trial: that may cost."""
         following = self._first if self._gate is self._warm_up else self._decision
         self._begin(self._trial if is_trial else following, totals, whole)
 

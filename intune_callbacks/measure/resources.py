@@ -115,9 +115,6 @@ class IdleCpus:
     An item that takes longer than it computes may wait for a read, or for a CPU.
 
     Source: https://man7.org/linux/man-pages/man5/proc_stat.5.html
-
-    Args:
-        root: where ``proc`` is looked up.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:

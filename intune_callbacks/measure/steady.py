@@ -32,11 +32,7 @@ class Steadiness:
         self._unsteady = 0
 
     def watch(self, seen: Observation) -> bool:
-        """Take one window, and return whether its batches were made in it, or as good as: see `STEADY`.
-
-        Args:
-            seen: the window, with one batch at least.
-        """
+        """Take a window of one batch or more; return whether its batches were made in it, or as good as: `STEADY`."""
         is_steady = True
         workers = {stage.name: stage.current for stage in seen.stages}
         for name, rate in seen.rates.items():

@@ -127,7 +127,6 @@ class Window:
 
         Args:
             samples: samples delivered since the start of the run.
-            stages: the pipeline's stages with their current values.
             exposed_wait_s: total seconds the GPU idled for want of data; None without a GPU.
 
         Returns:

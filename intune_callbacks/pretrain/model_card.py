@@ -68,11 +68,7 @@ def score(run: Run, best: Floats) -> tuple[dict[str, Any], Floats]:
 
 
 def paired(ours: Floats, theirs: Floats) -> dict[str, float]:
-    """Return the mean difference between two policies on the same machines, and its 95 % bootstrap interval.
-
-    Args:
-        ours, theirs: fraction of the oracle, [N].
-    """
+    """Return the mean difference of two policies' fractions of the oracle, [N], and its 95 % bootstrap interval."""
     difference = ours - theirs
     rows = np.random.default_rng(0).integers(0, len(difference), (RESAMPLES, len(difference)))
     low, high = np.percentile(difference[rows].mean(1), [2.5, 97.5])

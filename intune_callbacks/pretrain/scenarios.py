@@ -102,11 +102,7 @@ def play(controller: Controller, machines: Machines, name: str, seed: int) -> Ru
 
 
 def first_reach(fraction: Floats, threshold: float) -> Floats:
-    """Return the decisions until the mean of five of them first reaches `threshold`, infinity if never; [N].
-
-    Args:
-        fraction: of the oracle, [decisions, N].
-    """
+    """Return the decisions until the mean of five fractions of the oracle reaches `threshold`, else infinity; [N]."""
     total = np.cumsum(np.vstack([np.zeros((1, fraction.shape[1])), fraction]), 0)
     reached = (total[5:] - total[:-5]) / 5 >= threshold
     return np.where(reached.any(0), reached.argmax(0) + 5, np.inf)

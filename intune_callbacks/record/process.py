@@ -20,11 +20,7 @@ def this_process() -> str:
 
 
 def has_ended(told: Any) -> bool:
-    """Return whether the process has ended, was it killed or not; False where that cannot be seen from here.
-
-    Args:
-        told: what `this_process` returned in it.
-    """
+    """Return whether the process whose `this_process` was told has ended; False where that cannot be seen here."""
     parts = told.split() if isinstance(told, str) else []
     return len(parts) == 3 and parts[0] == _space() and parts[1].isdecimal() and _begun(int(parts[1])) != parts[2]
 

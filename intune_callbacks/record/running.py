@@ -77,11 +77,7 @@ class Rank:
 
 
 class Job:
-    """The ranks of a run: one in its folder, or each in a folder ``rank{r}`` below it.
-
-    Args:
-        folder: the run's ``run_dir``; it need not exist yet.
-    """
+    """The ranks of a run: one in its folder, which need not exist yet, or each in a folder ``rank{r}`` below it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

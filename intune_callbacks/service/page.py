@@ -24,12 +24,7 @@ COLUMNS = ("training", *NUMBERS, "allocation", "last decision")
 
 
 def page(rows: Sequence[tuple[float, Job]], found: int) -> str:
-    """Return the page.
-
-    Args:
-        rows: seconds since the last question, and the training.
-        found: how many results of trainings are kept.
-    """
+    """Return the page of trainings, each with the seconds since its last question; so many results are kept."""
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
     body = "".join(_row(idle_s, job) for idle_s, job in rows)
     kept = f"{len(rows)} trainings; {found} results are kept for the next ones to start from."

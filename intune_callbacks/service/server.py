@@ -226,11 +226,7 @@ def serve(
 
 
 def token_in(file: Path | None, problems: list[str]) -> str | None:
-    """Return the token of a file, or else of the environment; None without one.
-
-    Args:
-        problems: takes why it cannot be used.
-    """
+    """Return the token of a file, or else of the environment; None without one. Why it is none goes to `problems`."""
     where = TOKEN if file is None else f"--token-file {file}"
     try:
         token = os.environ.get(TOKEN, "") if file is None else file.read_text(encoding="utf-8").strip()

@@ -45,14 +45,7 @@ class Settings:
     def checked(
         cls, mode: str | None, run_dir: object, show_card: object, warm_start: object = None, **tuner: Any
     ) -> Settings:
-        """Return the settings.
-
-        Args:
-            mode: as given; ``INTUNE_MODE`` wins over it.
-            run_dir: a folder's path or None.
-            show_card: True or False.
-            warm_start: a path or None.
-            tuner: the other fields of `TunerConfig`.
+        """Return the settings, of arguments as they were given; ``INTUNE_MODE`` wins over `mode`.
 
         Raises:
             ConfigError: with all wrong arguments at once.

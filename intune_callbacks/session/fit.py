@@ -45,6 +45,7 @@ class TunedFit:
     """One fit under tuning, as far as it is the same in every framework.
 
     Args:
+        settings: the callback's; the end card is printed at rank zero only.
         rank: this process among those that train together.
         world: how many train together; each of several writes into a folder ``rank{r}`` of its own.
 
@@ -115,11 +116,7 @@ class TunedFit:
         return True
 
     def turn(self, totals: StepTotals) -> None:
-        """Give the tuner its turn and show what it decided; as soon as the batch size is known, start from another run.
-
-        Args:
-            totals: the step timer's totals, at the end of a step.
-        """
+        """Give the tuner its turn behind a step, show what it decided, and once a batch's size is known, start warm."""
         assert self.tuner is not None
         if totals.wall_s > COMPILE_AFTER_S:
             self.compile_beside()
@@ -159,11 +156,7 @@ class TunedFit:
         """Show a decision where the framework, if there is one, shows its figures."""
 
     def check_reach(self, steps: int) -> None:
-        """Once for each set of loaders: let go what delivered none of the batches that have come.
-
-        Args:
-            steps: of this fit so far; nothing is said before the first.
-        """
+        """Once for each set of loaders, behind its first step: let go what delivered none of the batches that came."""
         if self.tuner is None or self._is_reached or self.frozen is not None or steps <= self._reach_since:
             return
         self._is_reached = True

@@ -74,11 +74,7 @@ class Bar:
 
 
 def put_first(callbacks: Any, ours: Any) -> None:
-    """Let the callbacks that were listed before ours see our keys of the epoch logs too.
-
-    Args:
-        callbacks: the `keras.callbacks.CallbackList` of the fit, which it is free to change.
-    """
+    """Let the callbacks of a `CallbackList` that were listed before ours see our keys of the epoch logs too."""
     listed = getattr(callbacks, "callbacks", None)
     places = [i for i, callback in enumerate(listed) if callback is ours] if isinstance(listed, list) else []
     if places and listed is not None:

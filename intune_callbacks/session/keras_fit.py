@@ -33,9 +33,6 @@ __all__ = ["Fit"]
 class Fit(TunedFit):
     """From `on_train_begin` to `on_train_end` of one fit; never built when the mode is ``off``.
 
-    Args:
-        settings: the callback's; the end card is printed at rank zero only.
-
     Attributes:
         why: what can be changed, what cannot, and the smallest change that would help.
     """

@@ -40,12 +40,7 @@ def from_fit(frame: FrameType | None) -> tuple[Any, Any]:
 
 
 def why_not(epoch_iterator: Any, frame: FrameType | None) -> str:
-    """Return why nothing of a fit can be measured; empty where it can.
-
-    Args:
-        epoch_iterator: as `from_fit` has found it.
-        frame: that of the callback's caller.
-    """
+    """Return why nothing can be measured of what `from_fit` found from the callback's caller; empty where it can."""
     if epoch_iterator is None:
         while frame is not None:
             if frame.f_code.co_name == "fit" and str(frame.f_globals.get("__name__")).startswith("keras."):
@@ -234,11 +229,7 @@ def _end_of_sequence() -> BaseException:
 
 
 def batch_rows(dataset: Any) -> int | None:
-    """Return the samples of a full batch of a `tf.data.Dataset`, None when it does not say.
-
-    Args:
-        dataset: read as far as Python knows it, nothing is run.
-    """
+    """Return the samples of a full batch of a `tf.data.Dataset` as Python knows it, without a run of it; else None."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return None

@@ -107,12 +107,7 @@ def _wrapped(adapter: Any, name: str, wrap: Callable[[Any], Iterator[Any]]) -> C
 
 
 class Adopted:
-    """The user's loader, each of whose iterators is taken over.
-
-    Args:
-        pipeline: what takes them over.
-        give_up: told of an iterator that could not be; the loop then gets it as it is.
-    """
+    """The user's loader, each of whose iterators the pipeline takes over; `give_up` is as for `take_over`."""
 
     def __init__(self, loader: Any, pipeline: Any, give_up: GiveUp) -> None:
         self._loader, self._pipeline, self._give_up = loader, pipeline, give_up

@@ -25,11 +25,7 @@ __all__ = ["Fit"]
 
 
 class Fit(TunedFit):
-    """From `setup` to `teardown` of one fit; never built when the mode is ``off``.
-
-    Args:
-        settings: the callback's; the end card is printed at rank zero only.
-    """
+    """From `setup` to `teardown` of one fit; never built when the mode is ``off``."""
 
     _timer: StepTimer
 

@@ -79,11 +79,7 @@ class BarField:
         self._installed: _WithField | None = None
 
     def show(self, bar: Any, text: str | None) -> None:
-        """Show the text from now on.
-
-        Args:
-            bar: the Trainer's `progress_bar_callback`, None where it has none.
-        """
+        """Show the text from now on, on the Trainer's `progress_bar_callback`; None where it has none."""
         if self._bar is not bar:
             self.detach()
             if callable(getattr(bar, "get_metrics", None)):

@@ -34,7 +34,6 @@ class Fit(TunedFit):
     """From `live` to its end; never built when the mode is ``off``.
 
     Args:
-        settings: the arguments of `live`; the end card is printed at rank zero only.
         loaders: what the loop draws from; batches of the first one are the steps.
         restored: the tuner's state from a checkpoint, empty without one.
 
@@ -91,11 +90,7 @@ class Fit(TunedFit):
         return self.timed(inner, place, owner)
 
     def timed(self, inner: Any, place: int, owner: Any) -> Iterator[Any]:
-        """Return a running iterator with each fetch timed.
-
-        Args:
-            owner: what has to live as long as it does.
-        """
+        """Return a running iterator with each fetch timed; `owner` lives as long as it does."""
         iterator, self._running[place] = told(inner, self, place, owner)
         return iterator
 
@@ -118,11 +113,7 @@ class Fit(TunedFit):
             self.give_up("the moment before a fetch", error)
 
     def fetch_end(self, place: int, batch: Any, delivered: bool) -> None:
-        """The loop has its batch, or learned that there is none.
-
-        Args:
-            delivered: False where the fetch raised.
-        """
+        """The loop has its batch, or its fetch raised: then none was `delivered`."""
         try:
             self._tell_together()
             self._timer.fetch_end(delivered, is_step=place == 0)

@@ -67,11 +67,7 @@ class Samples:
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """Return how many samples a loader says are in a whole batch, or its batch sampler; None where neither does.
-
-    Args:
-        loader: any; a wrapper that says nothing stands for the DataLoader inside.
-    """
+    """Return how many samples a loader, or what is inside a wrapper, says are in a whole batch; None where none."""
     return _said_by(loader) or _said_by(_inside(loader))
 
 

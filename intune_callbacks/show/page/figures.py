@@ -43,11 +43,7 @@ def draw(columns: RunColumns, report: Report) -> Drawing | None:
 
 
 def draw_together(runs: Mapping[str, RunColumns]) -> Drawing | None:
-    """Return throughput and data wait of several ranks or runs in the same two plots; None where there is nothing.
-
-    Args:
-        runs: label -> its decisions; one without any is left out.
-    """
+    """Return throughput and data wait of several ranks or runs, by label, in two plots; None where there is nothing."""
     known = [(label, columns) for label, columns in runs.items() if len(columns)]
     plots = Plots(max((columns.at_s[-1] for _, columns in known), default=0.0))
     for title, key in (("Throughput, samples/s", "samples_per_s"), ("Data wait", "wait_frac")):

@@ -32,10 +32,7 @@ OTHER_KINDS = re.compile(r"\.register\(\[(?:[\w$]+\(\),?)+\]\)")
 
 
 def page_html(runs: Sequence[Run]) -> str:
-    """Return the page of a run.
-
-    Args:
-        runs: what `runs.read` gave: one, or one for each rank.
+    """Return the page of a run, or of all its ranks, as `runs.read` gave them.
 
     Raises:
         MissingPackage: plotly or jinja2 is not installed.

@@ -161,17 +161,7 @@ class Plots:
         self._titles.append("   ".join([f"<b>{title}</b>", *(() if is_alone else named)]))
 
     def mark(self, columns: RunColumns, shown: Iterable[int], seams: Sequence[int], values: Column) -> list[Sign]:
-        """Add marks to the last plot, for what happened on its line and for starts of epochs on its axis.
-
-        Args:
-            columns: whose decisions are marked.
-            shown: which of them.
-            seams: those in whose windows an epoch began.
-            values: of the line.
-
-        Returns:
-            Their legend.
-        """
+        """Add marks to the last plot, and return their legend: for what happened on its line, for seams on its axis."""
         if not self._data:
             return []
         known = [index for index in shown if values[index] is not None]
