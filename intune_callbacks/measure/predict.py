@@ -166,12 +166,8 @@ def _needed_s(seen: Measured, then: Mapping[str, int], cpus: float | None) -> di
         needed[stage.name] = stays_s + now_s * _useful(stage.current, cv) / _useful(then[stage.name], cv)
     had = seen.cpus_had
     if needed and had > 0.0:
-        needed[""] = min(seen.period_s * had, seen.cpu_s) / _cpus_of(seen, then, cpus)
+        needed[""] = min(seen.period_s * had, seen.cpu_s) / (seen.cpus_for(then) if cpus is None else cpus)
     return needed
-
-
-def _cpus_of(seen: Measured, then: Mapping[str, int], cpus: float | None) -> float:
-    return seen.cpus_for(then) if cpus is None else cpus
 
 
 def _useful(workers: int, cv: float) -> float:
@@ -219,7 +215,8 @@ def _grown(seen: Measured, at: Allocation, most: Mapping[str, int], cpus: float 
         return None
     stage = next(stage for stage in seen.workers if stage.name == slowest)
     grown = at | {slowest: at[slowest] + 1}
-    if grown[slowest] > _highest(seen, stage, most, _cpus_of(seen, grown, cpus)) or not _has_room(seen, grown):
+    had = seen.cpus_for(grown) if cpus is None else cpus
+    if grown[slowest] > _highest(seen, stage, most, had) or not _has_room(seen, grown):
         return None
     return grown
 

@@ -91,24 +91,19 @@ class _Call:
     socket: socket.socket | None = field(default=None, repr=False)
 
     def run(self) -> None:
+        kind = http.client.HTTPSConnection if self.at.scheme == "https" else http.client.HTTPConnection
+        headers = {"Content-Type": "application/json", "Connection": "close"}
         try:
-            self._run()
+            if token := _token():
+                headers["Authorization"] = f"Bearer {token}"
+            with contextlib.closing(kind(self.at.hostname or "", self.at.port, timeout=LONGEST_S)) as connection:
+                connection.connect()
+                self.socket = connection.sock
+                connection.request("POST", self.path, self.question, headers)
+                with connection.getresponse() as response:
+                    self.answer, self.status = response.read(LARGEST_BYTES + 1), response.status
         except Exception as error:
             self.error = error
-
-    def _run(self) -> None:
-        kind = http.client.HTTPSConnection if self.at.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self.at.hostname or "", self.at.port, timeout=LONGEST_S)
-        headers = {"Content-Type": "application/json", "Connection": "close"}
-        if token := _token():
-            headers["Authorization"] = f"Bearer {token}"
-        with contextlib.closing(connection):
-            connection.connect()
-            self.socket = connection.sock
-            connection.request("POST", self.path, self.question, headers)
-            with connection.getresponse() as response:
-                self.answer = response.read(LARGEST_BYTES + 1)
-                self.status = response.status
 
     def give_up(self) -> None:
         """End what the thread waits for; it ends by itself then."""

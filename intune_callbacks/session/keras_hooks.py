@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from traceback import walk_stack
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -23,29 +24,27 @@ OWN_LOOP = (
 _MISSING = object()
 
 
-def from_fit(frame: FrameType | None) -> tuple[Any, Any]:
+def from_fit(frame: FrameType) -> tuple[Any, Any]:
     """Return what `model.fit` iterates over and its list of callbacks, None for what is not found.
 
     Keras gives neither to a callback, but both are local variables of the `fit` that called it.
     """
-    while frame is not None:
-        found = frame.f_locals.get("epoch_iterator")
+    for one, _ in walk_stack(frame):
+        found = one.f_locals.get("epoch_iterator")
         if found is not None and hasattr(found, "data_adapter") and callable(getattr(found, "_get_iterator", None)):
             # On TensorFlow the step is compiled: where its dataset is not to be found, its iterator is left alone, too.
             on_tensorflow = ".tensorflow." in type(found).__module__
             known = not on_tensorflow or hasattr(found, "_distributed_dataset")
-            return (found if known else None), frame.f_locals.get("callbacks")
-        frame = frame.f_back
+            return (found if known else None), one.f_locals.get("callbacks")
     return None, None
 
 
-def why_not(epoch_iterator: Any, frame: FrameType | None) -> str:
+def why_not(epoch_iterator: Any, frame: FrameType) -> str:
     """Return why nothing can be measured of what `from_fit` found from the callback's caller; empty where it can."""
     if epoch_iterator is None:
-        while frame is not None:
-            if frame.f_code.co_name == "fit" and str(frame.f_globals.get("__name__")).startswith("keras."):
+        for one, _ in walk_stack(frame):
+            if one.f_code.co_name == "fit" and str(one.f_globals.get("__name__")).startswith("keras."):
                 return f"{NO_DATA}; docs/versions.md says which versions it knows"
-            frame = frame.f_back
         return OWN_LOOP
     if "_get_iterator" in vars(epoch_iterator):
         # Two of our operations behind one stage would set the number of the same kernel, and one inside its own lock.

@@ -178,7 +178,7 @@ class TrainLoaders:
             else:
                 return False
         self._unreachable = None
-        changed = not _same(loaders, self._loaders)
+        changed = list(map(id, loaders)) != list(map(id, self._loaders))
         if changed:
             self._loaders, self.are_paired = list(loaders), len(loaders) > 1
         for place, (loader, iterator) in enumerate(zip(loaders, iterators, strict=True)):
@@ -253,10 +253,6 @@ def _weak(iterator: Any) -> Callable[[], Any]:
         return weakref.ref(iterator)
     except TypeError:  # some built-in iterators
         return lambda: iterator
-
-
-def _same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
 def _names(combined: Any, count: int) -> list[str]:

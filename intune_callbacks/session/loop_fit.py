@@ -216,7 +216,7 @@ class Fit(TunedFit):
             let_go(loader, found) if fetches else found
             for loader, found, fetches in zip(self._loaders, self._found, self._fetches, strict=True)
         ]
-        if all(one is other for one, other in zip(left, self._found, strict=True)):
+        if left == self._found:
             return None
         self._found = left
         self._pipeline = pipeline_of(self._by_name())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from intune_callbacks.errors import MissingPackage
@@ -11,6 +12,7 @@ from intune_callbacks.words import COLOURS, UNKNOWN, allocation, amount, changed
 
 __all__ = ["line", "live", "view"]
 
+_number, _percent = partial(amount, unknown=UNKNOWN), partial(percent, unknown=UNKNOWN)
 BARS = "▁▂▃▄▅▆▇█"
 PANELS = 4
 """Ranks that get a panel each; more get a row each. A choice: what a terminal has lines for."""
@@ -142,11 +144,3 @@ def _memory(seen: Mapping[str, Any]) -> str:
     if used is None or limit is None:
         return UNKNOWN
     return memory(used, limit) + (f" ({percent(used / limit)})" if limit else "")
-
-
-def _number(value: float | None) -> str:
-    return amount(value, UNKNOWN)
-
-
-def _percent(share: float | None) -> str:
-    return percent(share, UNKNOWN)
