@@ -17,7 +17,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 __all__ = [
     "BadData",
@@ -153,12 +153,7 @@ def requirements(extra: str | None = None) -> dict[str, str]:
 
     Nothing where this package runs without having been installed.
     """
-    found = {}
-    for line in _metadata():
-        of, asked = EXTRA.search(line), REQUIREMENT.match(line)
-        if asked is not None and (of[1] if of else None) == extra:
-            found[asked[1]] = asked[2].strip()
-    return found
+    return {name: bounds for name, bounds, of in _asked() if of == extra}
 
 
 def install_line(extra: str) -> str:
@@ -172,22 +167,19 @@ def install_line(extra: str) -> str:
 
 def lower_bounds() -> dict[str, str]:
     """Return the oldest version of every package that is asked for, those of all extras as well."""
-    found = {}
-    for line in _metadata():
-        asked, lowest = REQUIREMENT.match(line), LOWEST.search(line.partition(";")[0])
-        if asked is not None and lowest is not None:
-            found[asked[1]] = lowest[1]
-    return found
+    return {name: lowest[1] for name, bounds, _ in _asked() if (lowest := LOWEST.search(bounds)) is not None}
 
 
-def _metadata() -> Sequence[str]:
+def _asked() -> Iterator[tuple[str, str, str | None]]:
+    """Yield the name, the bounds and the extra of all that the metadata of this package ask for."""
     # Here: with all it imports it would be a tenth of what importing this package takes.
     from importlib.metadata import PackageNotFoundError, requires
 
-    try:
-        return requires(NAME) or ()
-    except PackageNotFoundError:
-        return ()
+    with contextlib.suppress(PackageNotFoundError):
+        for line in requires(NAME) or ():
+            of, asked = EXTRA.search(line), REQUIREMENT.match(line)
+            if asked is not None:
+                yield asked[1], asked[2].strip(), of[1] if of else None
 
 
 def stay_interrupted() -> None:

@@ -98,11 +98,8 @@ class InTuneCallback(BaseCallback, _Callback):
         if self.config.mode != "off":
             last, self._last = self._last, Fit(self.settings)
             self._fit = self._last
-            self._start(sys._getframe(1), last)
-
-    @guarded
-    def _start(self, fit: Fit, frame: Any, last: Fit | None) -> None:
-        fit.start(frame, self, last)
+            with self._fit.guarded("_start"):
+                self._fit.start(sys._getframe(1), self, last)
 
     @guarded
     def on_epoch_begin(self, fit: Fit, epoch: int, logs: Any = None) -> None:

@@ -113,13 +113,10 @@ class InTuneCallback(BaseCallback, _Callback):
         self._close()
         if stage == "fit" and self.config.mode != "off":
             self._fit = Fit(trainer, self.settings)
-            self._attach()
+            with self._fit.guarded("_attach"):
+                self._fit.attach()
             if any(callback is self for callback in getattr(trainer, "callbacks", ())):
                 self._leave_out_empty_hooks()
-
-    @guarded
-    def _attach(self, fit: Fit) -> None:
-        fit.attach()
 
     def _leave_out_empty_hooks(self) -> None:
         """For the time of the fit, have Lightning not call what does nothing: it takes 2 us for each hook and step."""
@@ -173,10 +170,8 @@ class InTuneCallback(BaseCallback, _Callback):
 
     def state_dict(self) -> dict[str, Any]:
         if self._fit is not None:
-            try:
+            with self._fit.guarded("state_dict"):
                 self._saved = self._fit.state_dict()
-            except Exception as error:
-                self._fit.give_up("state_dict", error)
         return self._saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -147,10 +147,8 @@ class InTuneCallback(BaseCallback, _Callback):
         def skip_first_batches(loader: Any, *args: Any, **kwargs: Any) -> Any:
             skipped, fit = stock(loader, *args, **kwargs), watching()
             if fit is not None and loader is held():
-                try:
+                with fit.guarded("the loader of the resumed epoch"):
                     fit.instead(skipped)
-                except Exception as error:
-                    fit.give_up("the loader of the resumed epoch", error)
             return skipped
 
         self._skip = module, skip_first_batches, stock
