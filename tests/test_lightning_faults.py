@@ -57,7 +57,7 @@ class Planted(Exception):
         ("StepTimer.read", 5),
         ("TrainLoaders.refresh", 1),
         ("TrainLoaders.refresh", 5),
-        ("TrainLoaders.pipeline", 1),
+        ("TrainLoaders.told", 1),
         ("History.add", 1),
         ("Combined.stats", 2),
         ("Tuner.summary", 1),
@@ -170,7 +170,7 @@ def test_a_faulty_worker_is_an_error_at_its_batch(how: str, error: type[Exceptio
 
     def on_train_batch_start(self: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0:
-            callback._fit.loaders.pipeline().resize({"load": 3})  # type: ignore[union-attr]
+            callback._fit.loaders.told()[0].resize({"load": 3})  # type: ignore[union-attr]
 
     model = runs.make_model(LIGHTNING, on_train_batch_start=on_train_batch_start)
     loader = torch.utils.data.DataLoader(Faulty(how), runs.BATCH, num_workers=2)

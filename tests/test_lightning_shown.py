@@ -235,9 +235,9 @@ def test_hints_reach_the_report_under_the_names_of_its_stages(monkeypatch: pytes
         lambda loader: Found(Closed(), "", (Hint("few files", kind="files", stage="read"), Hint("odd"))),
     )
     loaders._loaders = [object(), object()]
-    assert [hint.stage for hint in loaders.hints()] == ["left/read", "", "right/read", ""]
+    assert [hint.stage for hint in loaders.told()[2]] == ["left/read", "", "right/read", ""]
     loaders._loaders = [object()]
-    assert [hint.stage for hint in loaders.hints()] == ["read", ""]
+    assert [hint.stage for hint in loaders.told()[2]] == ["read", ""]
 
 
 class SlowRows(Dataset[torch.Tensor]):
@@ -251,6 +251,9 @@ class SlowRows(Dataset[torch.Tensor]):
 
 class Closed:
     def close(self) -> None: ...
+
+    def stages(self) -> tuple[()]:
+        return ()
 
 
 @pytest.mark.parametrize(("options", "steps"), [({}, 48), ({"max_steps": 10}, 10), ({"limit_train_batches": 5}, 10)])

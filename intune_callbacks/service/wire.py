@@ -168,9 +168,7 @@ def _refuse(word: str) -> float:
     raise Malformed(f"{word} is no number")
 
 
-@functools.cache
-def _kinds(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+_kinds = functools.cache(get_type_hints)
 
 
 def _value(kind: Any, state: Any, where: str) -> Any:

@@ -62,8 +62,7 @@ class Fit(TunedFit):
             with self.guarded("the first look at the running loaders"):
                 self.loaders.refresh()
                 self._samples = Samples(self.loaders.batch_size())
-                self.why, self.hints = self.loaders.why(), self.loaders.hints()
-                pipeline = self.loaders.pipeline()
+                pipeline, self.why, self.hints = self.loaders.told()
         if self.trainer.strategy.root_device.type == "cuda":
             self._cuda = cuda_wait()
         self.begin(pipeline, _local_ranks(self.trainer), restored)
@@ -81,8 +80,8 @@ class Fit(TunedFit):
     def let_go(self) -> Pipeline | None:
         if not self.loaders.let_go():
             return None
-        self.why, self.hints = self.loaders.why(), self.loaders.hints()
-        return self.loaders.pipeline()
+        pipeline, self.why, self.hints = self.loaders.told()
+        return pipeline
 
     def epoch_begin(self) -> None:
         """What follows, up to the first batch, is the start of an epoch."""
@@ -119,11 +118,11 @@ class Fit(TunedFit):
             return
         try:
             if self.loaders.refresh():
-                self.tuner.rebind(self.loaders.pipeline())
+                pipeline, self.why, self.hints = self.loaders.told()
+                self.tuner.rebind(pipeline)
                 self._samples = Samples(self.loaders.batch_size())
                 self.loaders_changed(self._timer.read().steps)
                 self.loaders.release_old()
-                self.why, self.hints = self.loaders.why(), self.loaders.hints()
             super()._before_fetch()
             self._outer_error = sys.exc_info()[1]
             self._timer.fetch_begin()

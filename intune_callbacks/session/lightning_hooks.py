@@ -162,7 +162,7 @@ class TrainLoaders:
         """Take over every running iterator that is not ours yet.
 
         Returns:
-            True when Lightning holds other loaders than at the last call: then `pipeline` is a new one.
+            True when Lightning holds other loaders than at the last call: then `told` gives a new pipeline.
         """
         combined = getattr(self._fit_loop, "_combined_loader", None)
         iterators = getattr(getattr(combined, "_iterator", None), "iterators", None)
@@ -188,21 +188,16 @@ class TrainLoaders:
         self._ours = [_weak(iterator) for iterator in iterators]
         return changed
 
-    def pipeline(self) -> Combined:
-        """Return all that can be tuned, with the loaders' names in front of the stages when there are several."""
-        return pipeline_of(self._by_name())
+    def told(self) -> tuple[Combined, tuple[str, ...], tuple[Hint, ...]]:
+        """Return all that can be tuned, why the rest cannot, and what can be seen of the loaders: see `loaders`."""
+        names = _names(getattr(self._fit_loop, "_combined_loader", None), len(self._loaders))
+        found = {name: self._of(loader) for name, loader in zip(names, self._loaders, strict=True)}
+        why = (self._unreachable,) if self._unreachable else reasons_of(found)
+        return pipeline_of(found), why, hints_of(found)
 
     def batch_size(self) -> int | None:
         """Return how many samples the first loader says are in a batch, None where it does not."""
         return batch_size_of(self._loaders[0]) if self._loaders else None
-
-    def why(self) -> tuple[str, ...]:
-        """Return, for each loader that cannot be tuned, the reason and the smallest change that would help."""
-        return (self._unreachable,) if self._unreachable else reasons_of(self._by_name())
-
-    def hints(self) -> tuple[Hint, ...]:
-        """Return what can be seen of the loaders, with the stages' names as in `pipeline`."""
-        return hints_of(self._by_name())
 
     def let_go(self) -> bool:
         """Let each loader go whose pipeline delivered no batch; return whether there was one."""
@@ -223,10 +218,6 @@ class TrainLoaders:
         with ExitStack() as each:
             while self._found:
                 each.callback(_close, self._found.popitem()[1][1])
-
-    def _by_name(self) -> dict[str, Found]:
-        names = _names(getattr(self._fit_loop, "_combined_loader", None), len(self._loaders))
-        return {name: self._of(loader) for name, loader in zip(names, self._loaders, strict=True)}
 
     def _of(self, loader: Any) -> Found:
         if id(loader) not in self._found:
