@@ -1,4 +1,4 @@
-"""An error that the user's code raised in a worker, as torch's own loader tells it."""
+"""An error that the user's code raised in a worker, as torch's own loader tells it, or a node of torchdata."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from torch.autograd import profiler
 from intune_callbacks.pipelines.torch.stock import Numbered
 from intune_callbacks.pipelines.workers.worker import RemoteTraceback, is_of_worker
 
-__all__ = ["WHERE", "fetched", "untied"]
+__all__ = ["APPLIED", "ENDED", "READ", "WHERE", "as_node", "fetched", "mapped", "untied"]
 
 WHERE = "in DataLoader worker process {}"  # torch's words
+# Those of torchdata.
+APPLIED, READ = "in _apply_udf", "in _populate_queue"
+ENDED = (
+    "Tried to fast-forward {} items during init but hit StopIteration after {} items, this is likely a bug or "
+    "malformed state_dict"
+)
 
 
 def fetched(engine: Iterator[Any], source: Numbered, workers: int, is_named: bool = False) -> Any:
@@ -38,7 +44,42 @@ def fetched(engine: Iterator[Any], source: Numbered, workers: int, is_named: boo
         if not workers or not is_of_worker(error):
             raise
         # Stock deals the batches of an epoch out in turn; which of ours has made it says nothing.
-        wrapper = _wrapped(error, source.last % workers)
+        wrapper = _wrapped(error, WHERE.format(source.last % workers))
+    return _raise(_made(wrapper))
+
+
+class _Met(Exception):
+    """What was raised in a thread of a node, on its way to who asks for the item."""
+
+
+def as_node(fn: Callable[..., Any], where: str) -> Callable[..., Any]:
+    """Return the function such that `mapped` raises its errors as torchdata does."""
+
+    def call(*given: Any) -> Any:
+        try:
+            return fn(*given)
+        except Exception as error:
+            if fn is next and isinstance(error, StopIteration):
+                raise
+            raise _Met(ExceptionWrapper(where=where)) from None  # type: ignore[no-untyped-call]
+
+    return call
+
+
+def mapped(engine: Iterator[Any]) -> Any:
+    """Return the next item of a node.
+
+    Raises:
+        Exception: what the user's code raised, made anew with torchdata's words.
+    """
+    try:
+        return next(engine)
+    except _Met as met:
+        wrapper = met.args[0]
+    except Exception as error:
+        if not is_of_worker(error):
+            raise
+        wrapper = _wrapped(error, APPLIED)
     return _raise(_made(wrapper))
 
 
@@ -64,10 +105,10 @@ def _raise(error: Exception) -> NoReturn:
         del error  # its traceback has this frame
 
 
-def _wrapped(error: Exception, worker: int) -> Any:
+def _wrapped(error: Exception, where: str) -> Any:
     remote = error.__cause__
     assert isinstance(remote, RemoteTraceback)
-    wrapper: Any = ExceptionWrapper((remote.kind, error, None), WHERE.format(worker))  # type: ignore[no-untyped-call]
+    wrapper: Any = ExceptionWrapper((remote.kind, error, None), where)  # type: ignore[no-untyped-call]
     wrapper.exc_msg = remote.text
     return wrapper
 

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from torchdata.nodes.map import MapOverBatch, _ParallelMapperImpl
 from intune_callbacks.pipelines.base import MAX_WINDOW, give_back, windowed
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import CHANGED, plain_values
+from intune_callbacks.pipelines.torch import told
 from intune_callbacks.pipelines.torch.carry import Carry
 from intune_callbacks.pipelines.torch.workers import SeededMap, Start, context_of, random_states
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
@@ -59,14 +61,17 @@ class _NodeIterator:
 
     def __init__(self, engine: ElasticMap[Any], state: dict[str, Any]) -> None:
         self.engine, self._snapshot, self._steps = engine, state["snapshot"], 0
-        for _ in range(state["steps_since_snapshot"]):
-            next(self)
+        for done in range(steps := state["steps_since_snapshot"]):
+            try:
+                next(self)
+            except StopIteration:
+                raise ValueError(told.ENDED.format(steps, done)) from None
 
     def __iter__(self) -> _NodeIterator:
         return self
 
     def __next__(self) -> Any:
-        value = next(self.engine)
+        value = told.mapped(self.engine)
         self._steps += 1
         if self.engine.state is not None:
             self._snapshot, self._steps = self.engine.state, 0
@@ -163,11 +168,10 @@ class NodeStage:
 
     def _start(self, initial_state: dict[str, Any] | None) -> Any:
         source = self.node.source
-        if initial_state is None:
-            source.reset()
-            initial_state = {"snapshot": source.state_dict(), "steps_since_snapshot": 0}
-        else:
-            source.reset(initial_state["snapshot"])
+        state = {"snapshot": None, "steps_since_snapshot": 0} if initial_state is None else initial_state
+        source.reset(state["snapshot"])
+        # Asked for anew, as stock does: a source may go on to change the state that it was given.
+        initial_state = {**state, "snapshot": source.state_dict()}
         try:
             engine = self.engine(_snapshots(source, int(self.node.snapshot_frequency)))
         except Exception as error:
@@ -182,7 +186,8 @@ class NodeStage:
 
     def engine(self, snapshot: Callable[[], Any]) -> ElasticMap[Any]:
         process = self.mapper and self.node.method == "process"
-        pool, source = None, iter(self.node.source)
+        pool = None
+        source: Iterator[Any] = map(told.as_node(next, told.READ), repeat(iter(self.node.source)))
         if process:
             # A stock child inherits the random state; drawing a seed from it would change what the model draws.
             self._epochs += 1
@@ -200,12 +205,13 @@ class NodeStage:
     def _engine(self, source: Iterator[Any], pool: ProcessPool | None, snapshot: Callable[[], Any]) -> ElasticMap[Any]:
         return ElasticMap(
             source,
-            _on_one_thread(self.node.map_fn) if self.mapper else _same,
+            _on_one_thread(told.as_node(self.node.map_fn, told.APPLIED)) if self.mapper else _same,
             workers=self.workers,
             window=self.window,
             ordered=self.node.in_order if self.mapper else True,
             pool=pool,
-            snapshot=snapshot,
+            snapshot=told.as_node(snapshot, told.READ),
+            may_stop=True,
             counters=self.counters,
             clock=self.clock,
             name=self.name,
