@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -137,6 +139,33 @@ class Stateful:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = state["at"]
+
+
+class Drawing:
+    """A sampler that draws from the global random state as it goes."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (random.randrange(40) for _ in range(40))
+
+    def __len__(self) -> int:
+        return 40
+
+
+def test_a_stateful_loader_with_a_sampler_that_draws_is_read_as_far_as_in_stock() -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def run(window: int) -> tuple[list[int], float]:
+        random.seed(0)
+        loader = stateful.StatefulDataLoader(range(40), batch_size=None, sampler=Drawing(), num_workers=2)
+        pipeline = find(loader).pipeline
+        iterator = pipeline.adopt(iter(loader))
+        for _ in range(5):
+            next(iterator)
+            pipeline.resize({"load.window": window} if window else {})
+        pipeline.close()
+        return list(loader), random.random()
+
+    assert run(16) == run(1) == run(0)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

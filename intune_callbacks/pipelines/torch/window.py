@@ -14,6 +14,7 @@ from intune_callbacks.pipelines.base import MAX_WINDOW, LiveLoader, clamp, windo
 from intune_callbacks.pipelines.delivered import Delivery, Followed
 from intune_callbacks.pipelines.torch.private import RUNNING
 from intune_callbacks.pipelines.torch.reach import Seam, dataset_of, hidden_in, is_of
+from intune_callbacks.pipelines.torch.sampler import is_settled
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
@@ -35,7 +36,9 @@ class WindowLoader(LiveLoader):
 
     def __init__(self, loader: DataLoader[Any], *, clock: Clock, in_order: bool = True) -> None:
         self._loader, self._clock, self._in_order = loader, clock, in_order
-        self._window = (loader.prefetch_factor or 2) * loader.num_workers
+        self._window = own = (loader.prefetch_factor or 2) * loader.num_workers
+        # A sampler that draws as it goes is read as far ahead as in stock.
+        self._low, self._most = (1, MAX_WINDOW) if is_settled(loader._index_sampler) else (own, own)
         self._seam = Seam(loader, self._get_iterator)
         # Weak: in a cycle with us an iterator would be finalised at some collection, perhaps in a forked child.
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -144,7 +147,7 @@ class WindowLoader(LiveLoader):
             startup_s=0.0 if self._loader.persistent_workers else self._startup.each_s,
             delivering=self._delivery.delivering,
         )
-        return windowed(load, self._window, knob=WINDOW_KNOB)
+        return windowed(load, self._window, low=self._low, high=self._most, knob=WINDOW_KNOB)
 
     def stats(self) -> PipelineStats:
         return PipelineStats(self._clock.wall(), self._delivered, {})
