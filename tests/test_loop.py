@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -250,6 +251,21 @@ def test_a_loader_that_was_not_asked_for_a_batch_says_so(capsys: pytest.CaptureF
     loader.close()
     card = capsys.readouterr().out
     assert card.startswith("InTune  NOT MEASURED") and "not asked for a batch" in card
+
+
+def test_a_loader_that_gave_no_batch_was_asked_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> Iterator[int]:
+        raise ValueError("the first batch")
+        yield 0
+
+    loaders = [live(fails()), live([])]
+    with pytest.raises(ValueError, match="the first batch"):
+        list(loaders[0])
+    assert list(loaders[1]) == []
+    for loader in loaders:
+        report = loader.close()
+        card = capsys.readouterr().out
+        assert "nothing was changed" in card and "not asked for a batch" not in card + repr(report)
 
 
 def test_a_callback_given_what_is_live_says_that_it_is_tuned_already() -> None:

@@ -62,6 +62,7 @@ class Fit(TunedFit):
         self.together = Together(Clock(), self._samples.count)
         self._compiled = Unseen(self._found[0].pipeline)
         self._running: list[object] = [None] * len(self._loaders)
+        self._is_asked = False
         self._ended: StepTotals | None = None
         self.begin(self._pipeline, local_ranks, restored or left_of(self._loaders))
         _open[id(self)] = self
@@ -119,6 +120,7 @@ class Fit(TunedFit):
             self._timer.fetch_end(delivered, is_step=place == 0)
             self._after_fetch()
             self._fetches[place] += delivered
+            self._is_asked |= place == 0
             if place == 0 and delivered:
                 self._batch_samples = self._samples.count(batch)
                 self._unseen += self._batch_samples
@@ -190,7 +192,7 @@ class Fit(TunedFit):
                 (found.pipeline.close if self._running[place] is None else found.pipeline.release)()
         with self.guarded("the report"):
             found_of = self._by_name()
-            self.unseen = self._compiled.why_none(self._fetches[0] or self._batch_size)
+            self.unseen = self._compiled.why_none(self._is_asked or self._batch_size)
             why = (*reasons_of(found_of), *([self.unseen] if self.unseen else []))
             self.report = self.conclude("; ".join(why), show_card, hints_of(found_of))
         # The report may be held for long; what was trained on need not.
