@@ -15,6 +15,7 @@ from restless import Restless  # noqa: E402
 from intune_callbacks import live  # noqa: E402
 from intune_callbacks.pipelines.tf import build as tf_build  # noqa: E402
 from intune_callbacks.pipelines.tf import native as tf_native  # noqa: E402
+from intune_callbacks.session.samples import Samples  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not tf_build.available(), reason="no C++ compiler, and nothing compiled before")
 EAGER: dict[str, Any] = {"decide_every_s": 0.0, "decide_every_batches": 2, "warmup_batches": 2, "show_card": False}
@@ -158,3 +159,10 @@ def test_a_strategy_that_was_given_the_dataset_is_named_where_no_step_can_be_see
     assert [first(batch) for batch in distributed] == [first(batch) for batch in rows().take(4)]
     dataset.close()
     assert "live(...) around what the strategy made" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_samples_of_a_batch_that_a_strategy_has_spread_are_those_of_all_its_devices() -> None:
+    per_replica = pytest.importorskip("tensorflow.python.distribute.values").PerReplica
+    batches = [{"x": per_replica((tf.zeros([4, 2]), tf.zeros([rows, 2])))} for rows in (4, 4, 1)]
+    samples = Samples()
+    assert [samples.count(batch) for batch in batches] == [8, 8, 5]

@@ -111,6 +111,8 @@ def _lengths(
         yield len(batch), place, False
     elif (shape := getattr(batch, "shape", None)) is not None:
         yield shape[0] if len(shape) else 0, place, True
+    elif isinstance(parts := getattr(batch, "values", None), tuple):  # of a distribution strategy: one per device
+        yield sum(length for part in parts for length, _, is_tensor in _lengths(part, 0) if is_tensor), place, True
     if depth and (is_list or (shape is None and isinstance(batch, Mapping))):
         for key, part in enumerate(batch) if is_list else batch.items():
             yield from _lengths(part, depth - 1, (*place, key))
