@@ -8,6 +8,7 @@ from typing import Any
 from intune_callbacks.pipelines.tf.graph import DatasetGraph
 from intune_callbacks.pipelines.tf.node import functions_of, source_of
 from intune_callbacks.pipelines.tf.objects import is_wanted
+from intune_callbacks.pipelines.tf.stage import KNOBS
 from intune_callbacks.types import Hint
 
 __all__ = ["hints_of"]
@@ -28,7 +29,7 @@ def hints_of(graph: DatasetGraph) -> tuple[Hint, ...]:
     nodes = _written(graph)
     found = [hint for node in nodes for hint in (*_files(graph, node), *_shuffle(graph, node))]
     found += [*_same_number(graph, nodes), *_prefetches(graph, nodes), *_end(graph), *_sequential(graph, nodes)]
-    return (*found, *_generator(graph, nodes))
+    return (*found, *_inside(graph, nodes), *_generator(graph, nodes))
 
 
 def _written(graph: DatasetGraph) -> list[Any]:
@@ -158,6 +159,19 @@ def _sequential(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
                     name,
                 )
             )
+    return found
+
+
+def _inside(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
+    """What computes inside of a `flat_map` and its like, where no number is in reach."""
+    found = []
+    for node in nodes:
+        kinds = sorted({KNOBS[op][0] for op in graph.inner_ops(node) if op in KNOBS} - {"prefetch"})
+        if kinds and not graph.is_internal(node):
+            what = "interleave" if "Interleave" in node.op else node.op.removesuffix("Dataset")
+            inside = f"what is inside the function of {what} ({', '.join(kinds)}) begins anew with each of its datasets"
+            more = f"and is left to tf.data: move it behind the {what} to make it live"
+            found.append(Hint(f"{inside} {more}", "", FEEDS, graph.function_name(node, what)))
     return found
 
 

@@ -106,7 +106,6 @@ class _Edit:
         self.auto_workers = max(2, self.cpus // max(1, self.left_to_autotune()))
         stages: list[GraphStage] = []
         for node in self.graph.nodes():
-            self.note_inner(node)
             stage = self.stage(node)
             if stage is not None:
                 stages.append(stage)
@@ -244,15 +243,6 @@ class _Edit:
         node.input.extend([self.graph.constant(AUTOTUNE), self.graph.constant(AUTOTUNE), self.graph.constant(cycle)])
         node.op = "ParallelInterleaveDatasetV4"
         node.attr["deterministic"].s = b"default" if node.name in self.free else b"true"
-
-    def note_inner(self, node: Any) -> None:
-        inner = sorted({KNOBS[op][0] for op in self.graph.inner_ops(node) if op in KNOBS})
-        if inner and not self.graph.is_internal(node):
-            what = "interleave" if "Interleave" in node.op else node.op.removesuffix("Dataset")
-            self.notes.append(
-                f"{' and '.join(inner)} inside the function of {what} begin anew with each of its datasets and are "
-                f"left to tf.data: move them behind the {what} to make them live"
-            )
 
     def missing_prefetch(self) -> GraphStage | None:
         """Put the prefetch tf.data would add outside of the sink inside it; return its stage."""
