@@ -76,22 +76,22 @@ def take_over(folder: Path, method: str, items: int) -> None:
     (folder / "closed").touch()
     assert pipeline.resize({"load": 3, "load.window": 6}) == {"load": 3, "load.window": 6}
     got += [next(iterator).tolist() for _ in range(20)]  # five times what stock workers have in flight
-    assert iterator.engine is None and len(iterator.pool.pids) == 2 and pipeline.is_growing
+    assert iterator.engine is None and len(iterator.children.pool.pids) == 2 and pipeline.is_growing
     (folder / "closed").unlink()
     until(lambda: iterator.engine is not None and iterator.engine.delivered > 0, iterator, got)
-    until(lambda: iterator.engine.workers == 3 and not iterator.pool.starting, iterator, got)
+    until(lambda: iterator.engine.workers == 3 and not iterator.children.pool.starting, iterator, got)
     until(lambda: not pipeline.is_growing, iterator, got)
 
     (folder / "closed").touch()
     pipeline.resize({"load": 5, "load.window": 10})
-    until(lambda: iterator.pool.starting > 0, iterator, got)
+    until(lambda: iterator.children.pool.starting > 0, iterator, got)
     got += [next(iterator).tolist() for _ in range(50)]
-    assert iterator.pool.starting > 0
+    assert iterator.children.pool.starting > 0
     pipeline.resize({"load": 2})
     got += [next(iterator).tolist() for _ in range(20)]
     pipeline.resize({"load": 4})
     (folder / "closed").unlink()
-    until(lambda: iterator.engine.workers == 4 and not iterator.pool.starting, iterator, got)
+    until(lambda: iterator.engine.workers == 4 and not iterator.children.pool.starting, iterator, got)
     got += [batch.tolist() for batch in iterator]
     assert got == expected and pipeline.why_not == ""
     pipeline.close()
@@ -131,7 +131,7 @@ def test_ours_are_let_go_before_they_can_compute(how: str, tmp_path: Path) -> No
     (tmp_path / "closed").touch()
     pipeline.resize({"load": 3})
     got.append(next(iterator).tolist())
-    pool = iterator.pool
+    pool = iterator.children.pool
     assert len(pool.pids) == 2
     if how == "own":
         pipeline.resize({"load": 2, "load.window": 4})

@@ -137,7 +137,7 @@ def test_a_hanging_worker_times_out_and_closing_does_not_wait_for_it() -> None:
 def test_nothing_outlives_an_iterator_that_is_dropped() -> None:
     _pipeline, iterator = adopted(Squares())
     next(iterator)
-    children = iterator.pool.pids
+    children = iterator.children.pool.pids
     assert children
     del iterator
     assert not [t for t in threading.enumerate() if t.name.startswith("intune-")]
@@ -152,12 +152,12 @@ def test_parked_children_are_used_again() -> None:
     pipeline.resize({"load": 4, "load.window": 8})
     for _ in range(10):
         next(iterator)
-    children = set(iterator.pool.pids)
+    children = set(iterator.children.pool.pids)
     pipeline.resize({"load": 1})
     for _ in range(20):
         next(iterator)
     pipeline.resize({"load": 4})
     for _ in range(10):
         next(iterator)
-    assert set(iterator.pool.pids) == children and len(children) == 4
+    assert set(iterator.children.pool.pids) == children and len(children) == 4
     pipeline.close()

@@ -75,8 +75,12 @@ class Evidence:
 
     @property
     def may_persist(self) -> bool:
-        """Whether workers had better live on: not where they start only once, nor where fewer of them are enough."""
-        return self.whole.get("epochs") != 1 and not any(h.kind == "shards" and h.line for h in self.hints)
+        """Whether workers had better live on: not where they start only once, nor where fewer of them are enough.
+
+        Nor where epochs are left: one that lives on has to finish what it had read ahead before the next begins.
+        """
+        is_said = any(h.kind == "left" or (h.kind == "shards" and h.line) for h in self.hints)
+        return self.whole.get("epochs") != 1 and not is_said
 
     def hint(self, kind: str, stage: str = "") -> Hint | None:
         """Return the first hint of a kind that is about a stage or about the whole pipeline."""

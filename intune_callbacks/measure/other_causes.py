@@ -58,6 +58,15 @@ def startup(seen: Measured, known: Evidence) -> Cause | None:
     return Cause("startup", persistent[0], sentence, "\n".join(to_set({}, entries(seen, known), persistent)[0]), gain)
 
 
+def left(seen: Measured, known: Evidence) -> Cause | None:
+    """Epochs that are left before their end, and so begin more often than they would have to."""
+    hint, step_with_seam_s = known.hint("left"), seen.period_s + seen.seam_s
+    if hint is None or seen.seam_s < WAITS * step_with_seam_s:
+        return None
+    begins = f"starts of epochs take {percent(seen.seam_s / step_with_seam_s)} of the time"
+    return Cause("startup", hint.stage, f"{begins}: {hint.what}")
+
+
 def _seam_of_an_epoch_s(seen: Measured, known: Evidence) -> float:
     if seen.epoch_batches:
         return seen.seam_s * seen.epoch_batches
@@ -132,4 +141,4 @@ def model(seen: Measured) -> Cause:
     return Cause("model", "", f"{waits}, and computes {moment(seen.model_s)} for each batch: the model is the limit")
 
 
-ALL = (memory, startup, shuffle, prefetch, held, uneven)
+ALL = (memory, startup, left, shuffle, prefetch, held, uneven)

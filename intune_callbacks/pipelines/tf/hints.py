@@ -169,8 +169,8 @@ def _inside(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
         kinds = sorted({KNOBS[op][0] for op in graph.inner_ops(node) if op in KNOBS} - {"prefetch"})
         if kinds and not graph.is_internal(node):
             what = "interleave" if "Interleave" in node.op else node.op.removesuffix("Dataset")
-            inside = f"what is inside the function of {what} ({', '.join(kinds)}) begins anew with each of its datasets"
-            more = f"and is left to tf.data: move it behind the {what} to make it live"
+            inside = f"what is inside the function of {what} ({', '.join(kinds)})"
+            more = f"begins anew with each of its datasets and is left to tf.data: move it behind the {what} to make it live"
             found.append(Hint(f"{inside} {more}", "", FEEDS, graph.function_name(node, what)))
     return found
 

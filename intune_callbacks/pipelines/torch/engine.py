@@ -16,6 +16,7 @@ from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.given import plain_values
 from intune_callbacks.pipelines.length import Length
 from intune_callbacks.pipelines.torch.carry import Carry
+from intune_callbacks.pipelines.torch.epochs import Epochs
 from intune_callbacks.pipelines.torch.reach import dataset_of
 from intune_callbacks.pipelines.torch.sampler import SamplerWatch, is_settled
 from intune_callbacks.pipelines.torch.stock import Numbered, going_on
@@ -50,6 +51,7 @@ class Engines:
         is_let_go: the loader was given back: from now on it is the stock engine that begins.
         places: of the files that are open, before the workers of a stock iterator read in them.
         sampling: whether the sampler depends on what the training does meanwhile.
+        epochs: how they ended.
         length: returns the batches of an epoch, None if the sampler does not know.
     """
 
@@ -65,6 +67,7 @@ class Engines:
         self.startup = Startup()
         self.stock_startup = Startup()
         self.delivered = 0
+        self.epochs = Epochs()
         self.why_not = self.stays = ""
         self.most: int | None = None
         self.is_let_go = False

@@ -13,7 +13,6 @@ from intune_callbacks.pipelines.torch.engine import Engines
 from intune_callbacks.pipelines.torch.stock import LikeStock, Numbered, Stock
 from intune_callbacks.pipelines.torch.told import fetched, untied
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
-from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.pipelines.workers.worker import is_of_worker
 
 __all__ = ["LoaderIterator"]
@@ -70,11 +69,6 @@ class LoaderIterator(LikeStock):
         if engines.own[0] > 0 and ours.engine is not None:
             ours.engine.prime()
         return ours
-
-    @property
-    def pool(self) -> ProcessPool | None:
-        """The child processes of ours, None if there are none."""
-        return self.children.pool
 
     def __next__(self) -> Any:
         try:
@@ -239,6 +233,7 @@ class LoaderIterator(LikeStock):
 
     def _reset_alone(self, loader: DataLoader[Any], first_iter: bool) -> None:
         engines, engine = self.engines, self.engine
+        self._ends()
         self.has_ended, self._begun = False, self._number
         if engine is None and (engines.is_stock or self._is_held_up()):
             self._stock.reset(loader, first_iter)
@@ -246,8 +241,7 @@ class LoaderIterator(LikeStock):
             return
         sampler = engines.sampling.around(iter(loader._index_sampler))
         if engine is not None:
-            # A stock iterator that is still there sends out nothing more: it is of no use.
-            self._drop_stock()
+            self._drop_stock()  # one that is still there sends out nothing more: it is of no use
             engine.close()
             self.engine = None
         if not engines.is_stock or self.children.are_kept:
@@ -266,8 +260,14 @@ class LoaderIterator(LikeStock):
             self._stock.reset(loader, first_iter)
         engines.begin(self._stock.iterator)
 
-    def _finish(self) -> None:
+    def _ends(self) -> None:
+        """Have the epoch counted: as one that was left, where more of it is in flight than was delivered."""
+        if not self.has_ended and (delivered := self._number - self._begun):
+            self.engines.epochs.ended(delivered <= (self._stock if self.engine is None else self._source).left)
         self.has_ended = True
+
+    def _finish(self) -> None:
+        self._ends()
         if self.engine is None:
             self.engines.watch.end()
         if not self.engines.loader.persistent_workers:
@@ -275,7 +275,7 @@ class LoaderIterator(LikeStock):
 
     def close(self) -> None:
         """Stop our workers, then the iterator ends; a stock iterator that feeds itself is the user's and goes on."""
-        self.has_ended = True
+        self._ends()
         if self.engine is not None:
             self._drop_stock()
             self.engine.close()

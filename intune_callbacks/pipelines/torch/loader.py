@@ -155,7 +155,7 @@ class MapLoader(LiveLoader):
         iterator, engines = self._iterator(), self._engines
         if iterator is None or iterator.has_ended or engines.is_stock or self._closed:
             return False
-        engine, pool = iterator.engine, iterator.pool
+        engine, pool = iterator.engine, iterator.children.pool
         if engine is None:
             return pool is not None and pool.starting > 0
         return engine.is_growing(engines.workers)
@@ -178,7 +178,10 @@ class MapLoader(LiveLoader):
 
     @property
     def late_hints(self) -> tuple[Hint, ...]:
-        """What has shown of dataset and sampler; that the dataset was changed, while that keeps workers away."""
+        """What has shown of loop, dataset and sampler; that the dataset was changed, while that keeps workers away."""
+        return (*self._engines.epochs.hints, *self._hints())
+
+    def _hints(self) -> tuple[Hint, ...]:
         engines = self._engines
         sampling, window = engines.sampling, engines.own[1]
         if engines.stays:
@@ -214,8 +217,8 @@ class MapLoader(LiveLoader):
     def trim(self) -> None:
         """End the children that are only kept for later."""
         iterator = self._iterator()
-        if iterator is not None and iterator.pool is not None:
-            iterator.pool.trim()
+        if iterator is not None:
+            iterator.children.spare()
 
     def release(self) -> None:
         """Give the loader its own iterator back; a training that goes on gets the rest of its epoch from that."""

@@ -205,6 +205,11 @@ class Numbered:
         self._number += 1
         return self._base_seed, self._number - 1, index
 
+    @property
+    def left(self) -> int:
+        """Those that were not delivered yet."""
+        return len(self._ahead)
+
     def forget(self, place: int) -> None:
         """Remember what was delivered no longer.
 
