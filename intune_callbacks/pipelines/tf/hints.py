@@ -170,8 +170,9 @@ def _inside(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
         if kinds and not graph.is_internal(node):
             what = "interleave" if "Interleave" in node.op else node.op.removesuffix("Dataset")
             inside = f"what is inside the function of {what} ({', '.join(kinds)})"
-            more = f"begins anew with each of its datasets and is left to tf.data: move it behind the {what} to make it live"
-            found.append(Hint(f"{inside} {more}", "", FEEDS, graph.function_name(node, what)))
+            why = "begins anew with each of its datasets and is left to tf.data"
+            told = f"{inside} {why}: move it behind the {what} to make it live"
+            found.append(Hint(told, "", FEEDS, graph.function_name(node, what)))
     return found
 
 
