@@ -56,7 +56,7 @@ def test_a_take_over_that_fails_leaves_the_stock_iterator_as_it_was(
     assert pipeline.resize({"load": 4, "load.window": 9}) == own
     assert {stage.name: stage.current for stage in pipeline.stages()} == own
     assert "Resource temporarily unavailable" in pipeline.why_not
-    assert set(vars(stock)) == untouched and iterator.engine is None and iterator.pool is None
+    assert set(vars(stock)) == untouched and iterator.engine is None and iterator.children.pool is None
     assert engines() == [] and children() == before
     fork.allowed = 1000
     got[0] += [plain(batch) for batch in iterator]
