@@ -88,7 +88,9 @@ def test_epochs_of_workers_that_live_on() -> None:
         pipeline.close()
 
 
-def test_the_report_names_them() -> None:
-    loader = live(DataLoader(range(40), batch_size=4, num_workers=2), show_card=False)
+@pytest.mark.parametrize("mode", ["observe", "advise", "tune"])
+@pytest.mark.parametrize("dataset", [range(40), Rows()], ids=["map", "iterable"])
+def test_the_report_names_them(mode: str, dataset: Any) -> None:
+    loader = live(DataLoader(dataset, batch_size=4, num_workers=2), show_card=False, mode=mode)
     begun_each_time(loader)
     assert "one iterator that is kept" in next(one["what"] for one in loader.close()["hints"] if one["kind"] == "left")

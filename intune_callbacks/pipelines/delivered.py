@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from intune_callbacks.pipelines.epochs import Epochs
 from intune_callbacks.types import Clock, Hint
 from intune_callbacks.words import count, percent
 
@@ -36,6 +37,7 @@ class Delivery:
 
     def __init__(self, workers: int, dataset: object, clock: Clock) -> None:
         self._workers, self._dataset, self.wall = workers, dataset, clock.wall
+        self.epochs = Epochs()
         self.last: Epoch | None = None
         self.whole: Epoch | None = None
 
@@ -47,7 +49,10 @@ class Delivery:
 
     @property
     def hints(self) -> tuple[Hint, ...]:
-        """What is odd about the shards, and the number of workers that is enough for them."""
+        """What is odd about the epochs, about the shards, and the number of workers that is enough for them."""
+        return (*self.epochs.hints, *self._of_shards())
+
+    def _of_shards(self) -> tuple[Hint, ...]:
         last, whole = self.last, self.whole
         if last is not None and last.is_followed and last.without:
             return (self._starved(last),)
@@ -143,6 +148,7 @@ class Followed:
         self._delivery = delivery
         self.is_known = all(hasattr(iterator, name) for name in READ)
         self._epoch: Epoch | None = None
+        delivery.epochs.begins()
         self.sent(iterator)
 
     def sent(self, iterator: Any) -> None:
@@ -157,6 +163,8 @@ class Followed:
 
     def delivered(self, iterator: Any) -> None:
         """Note who has made the batch that was handed out."""
+        if self.is_known:
+            self._delivery.epochs.delivered(iterator._send_idx - iterator._rcvd_idx)
         epoch = self._of(iterator)
         if epoch is None:
             return
@@ -177,6 +185,8 @@ class Followed:
         Args:
             error: a StopIteration at the end of an epoch.
         """
+        if isinstance(error, StopIteration):
+            self._delivery.epochs.ended(False)
         epoch = self._of(iterator)
         if epoch is None:
             return

@@ -12,7 +12,6 @@ from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.pipelines.base import MAX_WINDOW, LiveLoader, clamp, windowed
 from intune_callbacks.pipelines.delivered import Delivery, Followed
-from intune_callbacks.pipelines.torch.epochs import Epochs
 from intune_callbacks.pipelines.torch.private import RUNNING
 from intune_callbacks.pipelines.torch.reach import Seam, dataset_of, hidden_in, is_of
 from intune_callbacks.pipelines.torch.sampler import is_settled
@@ -47,7 +46,6 @@ class WindowLoader(LiveLoader):
         self._delivered = 0
         self._delivery = Delivery(loader.num_workers, dataset_of(loader), clock)
         self._startup = Startup()
-        self._epochs, self._is_within, self._begun = Epochs(), False, 0
         self._filling = threading.Lock()
 
     def prepare(self) -> None:
@@ -60,9 +58,6 @@ class WindowLoader(LiveLoader):
 
     def _get_iterator(self) -> Any:
         """In place of the loader's own `_get_iterator`."""
-        if self._is_within:
-            self._epochs.ended(self._delivered - self._begun <= self._window)
-        self._is_within, self._begun = True, self._delivered
         before, begin_s = self._iterator, self._clock.wall()
         iterator = self._make()
         self._startup.add(self._loader.num_workers, self._clock.wall() - begin_s)
@@ -104,9 +99,6 @@ class WindowLoader(LiveLoader):
             batch = self._fetch(iterator)
         except BaseException as error:
             followed.stopped(iterator, error)
-            if isinstance(error, StopIteration):
-                self._is_within = False
-                self._epochs.ended(False)
             raise
         self._delivered += 1
         followed.delivered(iterator)
@@ -143,8 +135,8 @@ class WindowLoader(LiveLoader):
 
     @property
     def late_hints(self) -> tuple[Hint, ...]:
-        """What the loop has shown of its epochs, and the workers of the shards."""
-        return (*self._epochs.hints, *self._delivery.hints)
+        """What the loop has shown of its epochs, and its workers of the shards."""
+        return self._delivery.hints
 
     def stages(self) -> tuple[Stage, ...]:
         workers = self._loader.num_workers

@@ -16,10 +16,20 @@ class Epochs:
     """The epochs of one loader, counted by how they ended."""
 
     def __init__(self) -> None:
-        self._left = self._whole = 0
+        self._left = self._whole = self._delivered = self._in_flight = 0
+
+    def begins(self) -> None:
+        """One begins; the one before, if its end was not seen, has ended where it was."""
+        if self._delivered:
+            self.ended(self._delivered <= self._in_flight)
+
+    def delivered(self, in_flight: int) -> None:
+        """Count a batch of the one that runs, with those asked for and not delivered now."""
+        self._delivered, self._in_flight = self._delivered + 1, in_flight
 
     def ended(self, is_left: bool) -> None:
         """Count one; it was left with as much read ahead as was delivered, or was not."""
+        self._delivered = 0
         self._left += is_left
         self._whole += not is_left
 
