@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import time
@@ -22,7 +23,7 @@ from intune_callbacks import live
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.service.client import Unanswered
+from intune_callbacks.service.client import Agent, Unanswered
 from intune_callbacks.service.jobs import Found
 from intune_callbacks.service.wire import Malformed, proposal
 from intune_callbacks.session.found import found_by, send_found
@@ -98,6 +99,15 @@ def test_a_silent_service_costs_a_bounded_part_of_the_training(local: list[objec
         # What waited beyond the first second is a hundredth of the training, but for the last one.
         assert policy._waited_s < 2.2 + 0.01 * (time.monotonic() - begin_s) and policy.decisions > 50
     assert "asked seldom" in policy.hints[0].what
+
+
+def test_who_ends_by_the_limit_of_the_connection_hears_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(connection: http.client.HTTPConnection) -> None:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", late)
+    with pytest.raises(Unanswered, match="no answer in 1 s"):
+        Agent("http://127.0.0.1:9").ask("/v1/decide", b"{}")
 
 
 ANSWERS = some.one_of(

@@ -67,7 +67,7 @@ class Agent:
         self._running = threading.Thread(target=call.run, name="intune-agent", daemon=True)
         self._running.start()
         self._running.join(LONGEST_S)
-        if self._running.is_alive():
+        if self._running.is_alive() or isinstance(call.error, TimeoutError):  # whichever of the two limits came first
             call.give_up()
             raise Unanswered(f"no answer in {LONGEST_S:g} s")
         if call.error is not None:
