@@ -94,3 +94,12 @@ def test_the_report_names_them(mode: str, dataset: Any) -> None:
     loader = live(DataLoader(dataset, batch_size=4, num_workers=2), show_card=False, mode=mode)
     begun_each_time(loader)
     assert "one iterator that is kept" in next(one["what"] for one in loader.close()["hints"] if one["kind"] == "left")
+
+
+def test_what_to_do_about_them_is_no_nothing() -> None:
+    quick: dict[str, Any] = {"decide_every_s": 0.02, "decide_every_batches": 4, "warmup_batches": 2}
+    loader = live(DataLoader(range(40), batch_size=4, num_workers=2), show_card=False, mode="advise", **quick)
+    for _ in range(40):
+        next(iter(loader))
+    report = loader.close()
+    assert report["next"].startswith("starts of epochs take ") and report["advice"] is None

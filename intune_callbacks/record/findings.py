@@ -265,7 +265,9 @@ def _unchanged(summary: Report, last: Sequence[Cause], fed: str) -> str:
     if fed:
         return f"paste what is below, for {last[0].sentence}{fed}"
     named = {"", *(row.name for row in summary.stages)}  # what is no stage of it says itself what would help
-    if last and (last[0].kind in ("order", "shards") or (last[0].kind == "serial" and last[0].stage not in named)):
+    if last and (
+        last[0].kind in ("order", "shards", "startup") or (last[0].kind == "serial" and last[0].stage not in named)
+    ):
         return last[0].sentence
     why = "no gain is predicted"
     waits = summary.after.verdict == "input-bound"
