@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +120,16 @@ def test_records_that_are_read_one_file_at_a_time(at_once: int | None) -> None:
     (hint,) = records(9, at_once)
     assert hint.line.startswith("num_parallel_reads=8  # where reads are slow")
     assert records(1, at_once) == records(9, 2) == ()
+
+
+def test_records_are_given_the_argument_of_what_reads_them(tmp_path: Path) -> None:
+    for k in range(3):
+        (tmp_path / f"{k}.tfrecord").touch()
+    features = {"x": tf.io.FixedLenFeature([], tf.float32)}
+    made = tf.data.experimental.make_batched_features_dataset(f"{tmp_path}/*", 4, features, num_epochs=1)
+    assert "reader_num_threads=8  # where reads are slow: gives another order" in [
+        hint.line for hint in hints_of(DatasetGraph(made))
+    ]
 
 
 def test_found_with_the_dataset() -> None:

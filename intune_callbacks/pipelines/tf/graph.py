@@ -159,7 +159,7 @@ class DatasetGraph:
 
     def function_name(self, node: Any, otherwise: str) -> str:
         """Return what the user calls a node's function; `otherwise` for lambdas and TensorFlow's own functions."""
-        fn = self._function(node)
+        fn = self.function(node)
         if fn is None or self.is_internal(node):
             return otherwise
         name = getattr(fn, "__name__", None) or type(fn).__name__
@@ -174,11 +174,12 @@ class DatasetGraph:
         """Return the module of a node's function if it is an installed package's; empty for the user's own code."""
         if "_DataServiceDataset_" in attr(node, "f").func.name:  # unpacks what a worker of the service has sent
             return "tf.data.experimental.service"
-        name = str(getattr(self._function(node), "__module__", ""))
-        is_named = isinstance(self._function(node), type) or name.startswith("tensorflow.python.ops.")  # by the user
+        name = str(getattr(self.function(node), "__module__", ""))
+        is_named = isinstance(self.function(node), type) or name.startswith("tensorflow.python.ops.")  # by the user
         return name if is_installed(getattr(sys.modules.get(name), "__file__", None)) and not is_named else ""
 
-    def _function(self, node: Any) -> Any:
+    def function(self, node: Any) -> Any:
+        """Return the function of a node, as it was written; None where it has none."""
         wrapper = self._wrapper(attr(node, "f").func.name)
         fn = None if wrapper is None else wrapper._func
         while isinstance(fn, functools.partial):
@@ -194,9 +195,7 @@ class DatasetGraph:
 
     def inner_ops(self, node: Any) -> set[str]:
         """Return the names of all dataset ops inside a node's functions."""
-        found: set[str] = set()
-        todo = functions_of(node)
-        seen: set[str] = set()
+        found, seen, todo = set[str](), set[str](), functions_of(node)
         while todo:
             name = todo.pop()
             if name in seen or name not in self._functions:

@@ -150,7 +150,9 @@ def _sequential(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
             name = graph.function_name(node, "lambda")
             line = f".interleave({name}, num_parallel_calls=tf.data.AUTOTUNE)"
             if graph.is_internal(node):  # `TFRecordDataset` and its like, of several files
-                line = "num_parallel_reads=8"
+                maker = str(getattr(graph.function(node), "__qualname__", ""))
+                argument = "reader_num_threads" if "make_batched_features" in maker else "num_parallel_reads"
+                line = f"{argument}=8"
             found.append(
                 Hint(
                     "one file is read at a time",
