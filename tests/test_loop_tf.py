@@ -161,6 +161,24 @@ def test_a_strategy_that_was_given_the_dataset_is_named_where_no_step_can_be_see
     assert "live(...) around what the strategy made" in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_a_strategy_made_is_iterated_in_compiled_functions_too(capsys: pytest.CaptureFixture[str]) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+
+    def run(made: Any) -> list[list[int]]:
+        step = tf.function(lambda iterator: next(iterator) + 1)
+        iterator = iter(made)
+        return [first(step(iterator)) for _ in range(20)]
+
+    tuned = live(strategy.experimental_distribute_dataset(rows()), **EAGER | {"show_card": True})
+    assert run(tuned) == run(strategy.experimental_distribute_dataset(rows()))
+    tuned.close()
+    assert "give it the batch, step(next(iterator))" in " ".join(capsys.readouterr().out.split())
+    stock = rows().take(3)
+    watched = live(strategy.experimental_distribute_dataset(rows().take(3)), **EAGER)
+    assert [first(batch) for _ in range(2) for batch in watched] == [first(batch) for _ in range(2) for batch in stock]
+    assert watched.close()["whole"]["steps"] == 6
+
+
 def test_the_samples_of_a_batch_that_a_strategy_has_spread_are_those_of_all_its_devices() -> None:
     per_replica = pytest.importorskip("tensorflow.python.distribute.values").PerReplica
     batches = [{"x": per_replica((tf.zeros([4, 2]), tf.zeros([rows, 2])))} for rows in (4, 4, 1)]

@@ -71,6 +71,10 @@ IN_A_GRAPH = (
     "strategy that was given it tell of none and nothing is tuned; call the function for each step, and give it the "
     "iterator: step(iterator); live(...) around what the strategy made measures its waits"
 )
+SPREAD = (
+    "no step was seen: a compiled function took the batches of what a distribution strategy made, and tells of none; "
+    "give it the batch, step(next(iterator)), to have its waits measured"
+)
 
 
 class Telling:
@@ -192,8 +196,13 @@ class Unseen:
         self.batch_samples = round(samples / batches)
         return max(int(samples), int(batches))
 
-    def why_none(self, is_seen: int) -> str:
-        """Return why no step was seen, and what would let them be; empty where some was, or its pipeline tells them."""
+    def why_none(self, is_seen: int, is_handed: bool) -> str:
+        """Return why no step was seen, and what would let them be; empty where some was, or its pipeline tells them.
+
+        Args:
+            is_seen: whether any was.
+            is_handed: whether a compiled function was given the iterator.
+        """
         if is_seen or (self._pipeline is not None and self._pipeline.is_inside):
             return ""
-        return NOT_ASKED if self._pipeline is None else IN_A_GRAPH
+        return IN_A_GRAPH if self._pipeline is not None else SPREAD if is_handed else NOT_ASKED

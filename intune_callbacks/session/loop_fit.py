@@ -62,7 +62,7 @@ class Fit(TunedFit):
         self.together = Together(Clock(), self._samples.count)
         self._compiled = Unseen(self._found[0].pipeline)
         self._running: list[object] = [None] * len(self._loaders)
-        self._is_asked = False
+        self._is_asked = self._is_handed = False
         self._ended: StepTotals | None = None
         self.begin(self._pipeline, local_ranks, restored or left_of(self._loaders))
         _open[id(self)] = self
@@ -135,6 +135,7 @@ class Fit(TunedFit):
     def handed_over(self, place: int) -> None:
         """A compiled function takes batches from here on: the steps of the one before are over."""
         if place == 0 and not self.is_closed:
+            self._is_handed = True
             self._take_note()
             with self.guarded("a call of a compiled function"):
                 self._timer.count(0, 0.0)
@@ -192,7 +193,7 @@ class Fit(TunedFit):
                 (found.pipeline.close if self._running[place] is None else found.pipeline.release)()
         with self.guarded("the report"):
             found_of = self._by_name()
-            self.unseen = self._compiled.why_none(self._is_asked or self._batch_size)
+            self.unseen = self._compiled.why_none(self._is_asked or self._batch_size, self._is_handed)
             why = (*reasons_of(found_of), *([self.unseen] if self.unseen else []))
             self.report = self.conclude("; ".join(why), show_card, hints_of(found_of))
         # The report may be held for long; what was trained on need not.
