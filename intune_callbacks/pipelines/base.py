@@ -13,8 +13,8 @@ from typing import Any
 from intune_callbacks.types import Allocation, Hint, Pipeline, PipelineStats, Stage
 
 __all__ = [
-    "MAX_PROCESSES", "MAX_THREADS", "MAX_WINDOW", "Combined", "LiveLoader", "Pipeline", "begin", "busy_limit", "clamp",
-    "cpus_allowed", "give_back", "in_main_thread", "join", "spared", "windowed",
+    "LIVE", "LIVE_ALREADY", "MAX_PROCESSES", "MAX_THREADS", "MAX_WINDOW", "Combined", "LiveLoader", "Pipeline", "begin",
+    "busy_limit", "clamp", "cpus_allowed", "give_back", "in_main_thread", "join", "spared", "windowed",
 ]  # fmt: skip
 
 # What the system says where it has no more processes, memory or descriptors for this user or container.
@@ -26,6 +26,8 @@ BEGIN_S = 2.0
 BURST = 1.15
 # A choice: more than most machines need; a process has memory of its own. CPUs and memory are watched by the guard.
 MAX_PROCESSES, MAX_THREADS, MAX_WINDOW = 64, 256, 4096
+LIVE = "intune_callbacks.session.live"
+LIVE_ALREADY = "live() tunes this loader already; give the callback the loader, or leave the callback out"
 
 
 def clamp(allocation: Mapping[str, int], stages: Sequence[Stage]) -> Allocation:

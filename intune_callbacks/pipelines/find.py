@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from intune_callbacks.pipelines.base import LiveLoader, cpus_allowed
+from intune_callbacks.pipelines.base import LIVE, LIVE_ALREADY, LiveLoader, cpus_allowed
 from intune_callbacks.pipelines.watched import FOLLOWS_WORKERS, WatchedLoader
 from intune_callbacks.types import Clock, Hint
 
@@ -24,7 +24,6 @@ LEFT_ALONE = (
     "set num_workers=1, or give InTuneCallback workers_kind='process' or 'thread', to make its workers live"
 )
 
-LIVE = "intune_callbacks.session.live"
 SHARED = "was 0; open {!r} in each worker (worker_init_fn): several that inherit it read each other's bytes"
 
 
@@ -102,7 +101,7 @@ def find(
         return _fastai(loader)
     name = type(loader).__name__
     if type(loader).__module__ == LIVE and loader._fit is not None:
-        return Found(None, "live() tunes this loader already; give the callback the loader, or leave the callback out")
+        return Found(None, LIVE_ALREADY)
     if hasattr(type(loader), "__next__"):
         why = "an iterator, which hides what makes its batches; give InTune the loader or tf.data.Dataset behind it"
         return Found(None, f"{name} is {why}")

@@ -13,7 +13,7 @@ from tensorflow.python.data.ops import dataset_ops, debug_mode, structured_funct
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
-from intune_callbacks.pipelines.base import cpus_allowed
+from intune_callbacks.pipelines.base import LIVE, LIVE_ALREADY, cpus_allowed
 
 __all__ = [
     "held",
@@ -41,6 +41,8 @@ def why_not(dataset: Any) -> str:
         return "the dataset was made inside a tf.function; make it outside"
     if debug_mode.DEBUG_MODE:  # our options would be the opposite of its own, of which it would warn
         return "tf.data.experimental.enable_debug_mode() has each function called in turn"
+    if type(dataset).__module__ == LIVE:
+        return LIVE_ALREADY
     if type(dataset).__iter__ is not tf.data.Dataset.__iter__:  # what comes out need not be the dataset's elements
         return f"{type(dataset).__name__} makes its iterators in a way of its own"
     return ""
