@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -105,7 +106,27 @@ def test_a_number_inside_a_package_has_no_line(tmp_path: Path) -> None:
     assert words.startswith("map 9 (was ") and words.endswith(", inside keras.src.utils.text_dataset_utils)")
     own = dataset.map(lambda text, label: (text, label + 1), num_parallel_calls=3)
     (line, *_), _ = told(stages_of(own), {"map#2": 9})
-    assert line.startswith(".map(map, num_parallel_calls=9)  # was 3")
+    assert line.startswith(".map(..., num_parallel_calls=9)  # was 3")
+
+
+def test_the_line_of_an_interleave_keeps_the_order() -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    def read(item: Any) -> Any:
+        return tf.data.Dataset.range(item, item + 3)
+
+    def line(**given: Any) -> str:
+        (code, *_), _ = told(stages_of(tf.data.Dataset.range(8).interleave(read, **given)), {"read": 1})
+        return code.partition("  #")[0]
+
+    assert line(cycle_length=4, num_parallel_calls=2) == ".interleave(read, ..., cycle_length=4, num_parallel_calls=1)"
+    # Of one that is not given tf.data makes as many as there are calls, if there are so many CPUs.
+    (cycle,) = re.fullmatch(
+        r"\.interleave\(read, \.\.\., cycle_length=(\d), num_parallel_calls=1\)", line(num_parallel_calls=2)
+    ).groups()  # type: ignore[union-attr]
+    ours = tf.data.Dataset.range(8).interleave(read, cycle_length=int(cycle), num_parallel_calls=1)
+    stock = tf.data.Dataset.range(8).interleave(read, num_parallel_calls=2)
+    assert list(ours.as_numpy_iterator()) == list(stock.as_numpy_iterator())
 
 
 def test_what_tensorflow_has_and_the_user_names_is_the_users(tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ ODD = {
     "no prefetch at the end": lambda: untuned(Dataset.range(9).batch(2)),
     "map(python) computes one": lambda: paths(9).map(python).prefetch(1),
     "one file is read at a time": lambda: paths(9).flat_map(read).map(parse, num_parallel_calls=2).prefetch(1),
-    "4 files in turn": lambda: paths(9).interleave(read, cycle_length=4).prefetch(1),
+    "4 datasets in turn": lambda: paths(9).interleave(read, cycle_length=4).prefetch(1),
+    "3 datasets in turn": lambda: paths(3).interleave(read, cycle_length=16).prefetch(1),
 }
 
 
@@ -130,6 +131,20 @@ def test_records_are_given_the_argument_of_what_reads_them(tmp_path: Path) -> No
     assert "reader_num_threads=8  # where reads are slow: gives another order" in [
         hint.line for hint in hints_of(DatasetGraph(made))
     ]
+
+
+def test_lines_can_be_pasted_also_of_functions_without_a_name() -> None:
+    def line(dataset: Any) -> str:
+        (hint,) = hints_of(DatasetGraph(dataset.prefetch(1)))
+        return hint.line.partition("  #")[0]
+
+    cycle = "cycle_length=8, num_parallel_calls=8"  # of its own choice tf.data reads one file at a time on few CPUs
+    assert line(paths(9).flat_map(read)) == f".interleave(read, {cycle})"
+    assert line(paths(9).flat_map(tf.data.TFRecordDataset)) == f".interleave(..., {cycle})"
+    calls = "num_parallel_calls=tf.data.AUTOTUNE"
+    assert line(paths(9).interleave(read, cycle_length=4)) == f".interleave(read, ..., {calls})"
+    assert line(paths(9).interleave(lambda x: read(x), cycle_length=4)) == f".interleave(..., {calls})"
+    assert line(paths(9).map(lambda x: tf.numpy_function(str, [x], tf.string))) == f".map(..., {calls})"
 
 
 def test_found_with_the_dataset() -> None:

@@ -97,6 +97,11 @@ def test_storage_at_the_end_of_its_cycle_has_nothing_to_paste() -> None:
     assert (cause.kind, cause.line, cause.gain) == ("storage", "", 1.0)
     assert "it reads 8 files at once, as many as its cycle_length" in cause.sentence
     assert "changes the order" in cause.sentence
+    for cpu_s, kind in ((13e-6, "storage"), (0.0050, "workers")):
+        one = (stage("interleave", 1, 1, kind="io", knob=INTERLEAVE), rate(0.0056, cpu_s, items=14.0))
+        (cause,) = causes(window(one, period_s=0.08))
+        assert (cause.kind, cause.line) == (kind, "")
+        assert "it reads 1 file at once, as many as its cycle_length: a longer one" in cause.sentence
 
 
 def test_calls_that_share_too_few_threads_are_told_so_and_not_of_the_cycle() -> None:

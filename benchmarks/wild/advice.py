@@ -78,6 +78,8 @@ def _name(call: str, inside: str) -> str:
     if call in ("prefetch", "Prefetcher"):
         return "prefetch"
     first = inside.partition(",")[0].strip()
+    if first == "...":  # the function has no name, or there is none
+        return call
     return first.partition("=")[2] if "=" in first else first
 
 

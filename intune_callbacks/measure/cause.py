@@ -214,13 +214,20 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
             if pool:  # no more calls are at work at once, however long the cycle
                 sentence += f"; its {stage.current} calls share the {count(threads, 'thread')} TensorFlow has for all"
                 return _by_threads(seen, known, stage, Cause("serial", stage.name, sentence, pool), threads)
-            longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"
-            sentence += f"; it reads {stage.current} files at once, as many as its cycle_length: {longer} "
-            sentence += "overlaps more waits, and changes the order of the samples"
+            sentence += _longer_cycle(known, stage, "waits")
         return Cause("storage", stage.name, sentence, line, found.gain)
     free = max(0.0, seen.cpus_had - seen.cpus_busy)
     sentence = f"{item} computes for {moment(rate.service_cpu_s)} in {count(stage.current, 'worker')}"
-    return Cause("workers", stage.name, f"{sentence}, while {free:.1f} of {_cpus(seen)} are free", line, found.gain)
+    sentence += f", while {free:.1f} of {_cpus(seen)} are free"
+    if stage.kind == "io" and stage.current >= stage.high:
+        sentence += _longer_cycle(known, stage, "work")
+    return Cause("workers", stage.name, sentence, line, found.gain)
+
+
+def _longer_cycle(known: Evidence, stage: Stage, what: str) -> str:
+    longer = "a longer one, or order='any'," if known.order == "same" else "a longer one"
+    files = f"it reads {count(stage.current, 'file')} at once, as many as its cycle_length"
+    return f"; {files}: {longer} overlaps more {what}, and changes the order of the samples"
 
 
 def _by_threads(seen: Measured, known: Evidence, stage: Stage, cause: Cause, threads: int) -> Cause:

@@ -24,7 +24,7 @@ def serial(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     if rate is None:
         return None
     batch_s = rate.items_per_batch * rate.service_s
-    if stage.sequential or stage.high <= 1:
+    if stage.sequential or (stage.high <= 1 and stage.kind != "io"):  # a longer cycle reads more files at once
         each = f"{name} takes {moment(batch_s)} for each batch and does one item at a time"
         return Cause("serial", stage.name, f"{each}: only a cheaper {name} helps")
     if is_starved(rate):

@@ -126,41 +126,27 @@ def _end(graph: DatasetGraph) -> list[Hint]:
 def _sequential(graph: DatasetGraph, nodes: list[Any]) -> list[Hint]:
     found = []
     for node in nodes:
+        name, written = graph.function_name(node, "lambda"), graph.function_name(node, "...")
+        cycle = graph.number(node, "cycle_length") or 0
         if node.op == "MapDataset" and not graph.is_internal(node) and graph.is_stateful(node):
-            name = graph.function_name(node, "lambda")
-            found.append(
-                Hint(
-                    f"map({name}) computes one element at a time, as {name} keeps a state or runs Python and tf.data "
-                    "leaves it in order",
-                    f".map({name}, num_parallel_calls=tf.data.AUTOTUNE)  # if its results do not depend on the order",
-                    "order",
-                    name,
-                )
-            )
-        if (
-            node.op == "InterleaveDataset"
-            and not graph.is_internal(node)
-            and (graph.number(node, "cycle_length") or 0) > 1
-        ):
-            name = graph.function_name(node, "lambda")
-            what = f"interleave({name}) reads its {graph.number(node, 'cycle_length')} files in turn, one at a time"
-            line = f".interleave({name}, num_parallel_calls=tf.data.AUTOTUNE)  # where reads are slow"
+            what = f"map({name}) computes one element at a time, as {name} keeps a state or runs Python and tf.data "
+            line = f".map({written}, num_parallel_calls=tf.data.AUTOTUNE)  # if its results do not depend on the order"
+            found.append(Hint(f"{what}leaves it in order", line, "order", name))
+        if node.op == "InterleaveDataset" and not graph.is_internal(node) and cycle > 1:
+            many = min(cycle, _count(graph, _input(graph, node)) or cycle)
+            what = f"interleave({name}) reads its {many} datasets in turn, one at a time"
+            more = "" if written == "..." else ", ..."
+            line = f".interleave({written}{more}, num_parallel_calls=tf.data.AUTOTUNE)  # where reads are slow"
             found.append(Hint(what, line, "workers", name))
         if _reads_one_file(graph, node):
-            name = graph.function_name(node, "lambda")
-            line = f".interleave({name}, num_parallel_calls=tf.data.AUTOTUNE)"
-            if graph.is_internal(node):  # `TFRecordDataset` and its like, of several files
-                maker = str(getattr(graph.function(node), "__qualname__", ""))
-                argument = "reader_num_threads" if "make_batched_features" in maker else "num_parallel_reads"
-                line = f"{argument}=8"
-            found.append(
-                Hint(
-                    "one file is read at a time",
-                    f"{line}  # where reads are slow: gives another order",
-                    "workers",
-                    name,
-                )
-            )
+            # Without a cycle_length there may be one for each CPU.
+            line = f".interleave({written}, cycle_length=8, num_parallel_calls=8)"
+            fn = graph.function(node)
+            if graph.is_internal(node) and not isinstance(fn, type):  # `TFRecordDataset` and its like, of several files
+                is_batched = "make_batched_features" in getattr(fn, "__qualname__", "")
+                line = "reader_num_threads=8" if is_batched else "num_parallel_reads=8"
+            line += "  # where reads are slow: gives another order"
+            found.append(Hint("one file is read at a time", line, "workers", name))
     return found
 
 

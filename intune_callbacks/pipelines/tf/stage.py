@@ -67,8 +67,13 @@ class GraphStage:
         """Return how the user writes the number, or where it is out of reach; see `intune_callbacks.Stage`."""
         if self.library:
             return f"# inside {self.library}"
-        what = "..." if self.kind == "batch" else self.name.split("#")[0]
-        code = ".prefetch({})" if self.kind == "prefetch" else f".{self.kind}({what}, num_parallel_calls={{}})"
+        name = self.name.split("#")[0]
+        given = ["..." if name == self.kind else name]  # its own arguments, or a function without a name
+        if self.kind == "interleave" and self.high is not None and self.high > 0:
+            # Where the user gave none, tf.data chooses it by the number of calls, and so the order.
+            given = [*given, *(["..."] if given != ["..."] else []), f"cycle_length={self.high}"]
+        code = f".{self.kind}({', '.join(given)}, num_parallel_calls={{}})"
+        code = ".prefetch({})" if self.kind == "prefetch" else code
         if not self.automatic and not self.is_on_pool:
             return code
         return f"{code}  # was {'tf.data.AUTOTUNE' if self.automatic else self.value}"  # more calls than threads, maybe
