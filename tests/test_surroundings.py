@@ -102,6 +102,28 @@ def test_a_pipe_that_the_training_closes_is_at_its_end() -> None:
         pipeline.close()
 
 
+def mapped(index: int) -> int:
+    with open("/proc/self/maps") as lines:
+        return sum("/dev/shm/torch_" in line for line in lines)
+
+
+def test_a_batch_of_the_stock_workers_is_held_by_nobody_who_starts_meanwhile() -> None:
+    """Each would hold what the training has then, until /dev/shm is full; what the training shares itself stays."""
+    loader = DataLoader(Told(mapped), batch_size=4, num_workers=2)
+    pipeline = MapLoader(loader, clock=Clock())
+    pipeline.prepare()
+    try:
+        batches = iter(loader)
+        held = [next(batches) for _ in range(3)]
+        held += [torch.ones(5000).share_memory_()]
+        pipeline.resize({"load": 4})
+        *_, (_, many) = batches
+        assert pipeline.stages()[0].current == 4 and len(held) == 4
+        assert set(many.tolist()) == {1}
+    finally:
+        pipeline.close()
+
+
 def test_what_has_got_the_number_of_a_closed_pipe_stays_open() -> None:
     reader, writer = os.pipe()
     seen = os.fstat(writer)

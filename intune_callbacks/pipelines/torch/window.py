@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.pipelines.base import MAX_WINDOW, LiveLoader, clamp, windowed
+from intune_callbacks.pipelines.counters import nbytes
 from intune_callbacks.pipelines.delivered import Delivery, Followed
 from intune_callbacks.pipelines.torch.private import RUNNING
 from intune_callbacks.pipelines.torch.reach import Seam, dataset_of, hidden_in, is_of
@@ -22,12 +24,15 @@ from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
 __all__ = ["WORKERS", "WindowLoader"]
 
 WORKERS, WINDOW = "load", "load.window"
+# Where torch puts the tensors of each batch that a worker sends.
+SHARED = "/dev/shm"
 
 
 class WindowLoader(LiveLoader):
     """The batches in flight of a stock multiprocess iterator: the one number that is exact for iterable-style
     datasets and StatefulDataLoader, whose workers own shards or states. Workers stay as the user set them; fewer
-    batches in flight than workers leaves the surplus workers idle.
+    batches in flight than workers leaves the surplus workers idle; more than in stock are as many as half of /dev/shm,
+    through which they come, has room for.
 
     Args:
         loader: the user's loader, `num_workers` >= 1.
@@ -44,6 +49,7 @@ class WindowLoader(LiveLoader):
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
         self._running: weakref.ref[Any] | None = None
         self._delivered = 0
+        self._batch_bytes: int | None = None  # the largest that was seen
         self._delivery = Delivery(loader.num_workers, dataset_of(loader), clock)
         self._startup = Startup()
         self._filling = threading.Lock()
@@ -101,6 +107,8 @@ class WindowLoader(LiveLoader):
             followed.stopped(iterator, error)
             raise
         self._delivered += 1
+        if self._batch_bytes is None or self._window > _most_in_stock(iterator):
+            self._batch_bytes = max(self._batch_bytes or 0, nbytes(batch))
         followed.delivered(iterator)
         return batch
 
@@ -116,7 +124,11 @@ class WindowLoader(LiveLoader):
             followed.sent(iterator)
 
     def _fill_alone(self, iterator: Any) -> None:
-        while _in_flight(iterator) < self._window:
+        while (flying := _in_flight(iterator)) < self._window:
+            if flying >= _most_in_stock(iterator) and not self._has_room(flying + 1):
+                if self._batch_bytes is not None:
+                    self._window = flying
+                return
             sent, factor = iterator._send_idx, iterator._prefetch_factor
             # The stock method asserts outstanding < prefetch_factor * workers, for this one call too low a limit; out
             # of order it is each worker's share, too.
@@ -129,6 +141,15 @@ class WindowLoader(LiveLoader):
             if iterator._send_idx == sent:
                 return
             self._was_sent(iterator, sent)
+
+    def _has_room(self, batches: int) -> bool:
+        """Return whether so many batches may be in flight, more than in stock; not before the size of one is known."""
+        try:
+            shared = os.statvfs(SHARED)
+        except OSError:  # there is none
+            return True
+        # Of those in flight some are in it already: they count twice, so that others' batches find room, too.
+        return self._batch_bytes is not None and 2 * batches * self._batch_bytes <= shared.f_bavail * shared.f_frsize
 
     def _was_sent(self, iterator: Any, number: int) -> None:
         """Called for each batch that is asked of a worker."""

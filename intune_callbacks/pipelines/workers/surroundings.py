@@ -7,7 +7,9 @@ batch, behind an ``os.chdir``, or while the training writes into a pipe whose en
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import importlib
+import mmap
 import os
 import socket
 import stat
@@ -25,7 +27,10 @@ __all__ = ["Surroundings", "places"]
 
 DEVICES = ("cpu", "cuda")
 """Kinds of devices whose autocast is looked at: a dataset computes on no other."""
-DESCRIPTORS, STDERR = "/proc/self/fd", 2
+DESCRIPTORS, MAPPED, STDERR = "/proc/self/fd", "/proc/self/maps", 2
+SHARED = "/dev/shm/torch_{}"
+"""A tensor in shared memory; the number of the process that made it follows."""
+MAP_FIXED = 0x10  # linux/mman.h
 SERVERS = (socket.AF_INET, socket.AF_INET6)
 """How servers are reached by one process at a time; those reached otherwise, such as torch's for shared files, expect
 all workers of a training."""
@@ -42,9 +47,9 @@ class Surroundings:
         directory: the working directory, None where there is none any more.
         environment: of the process, None where another thread changed it meanwhile.
         cpus: those the thread may run on, None where that cannot be read.
-        pipes: descriptors of open pipes, and which these are; None where a process inherits none.
+        pipes: descriptors of open pipes and batches, and which these are; None where a process inherits none.
         thread: what else a fork copies of the thread; a new interpreter begins without it.
-        strange: the pipes that were opened since then, as `pipes`.
+        strange: what was opened of these since then, as `pipes`.
         places: where each file that was open for reading stood, as `places` returns them.
         hangs_up: whether connections to servers end in it: one process may speak through one, not several.
     """
@@ -183,7 +188,7 @@ def _to_torch(
 
 
 def _pipes() -> dict[int, tuple[int, int]] | None:
-    """Return the descriptors of pipes this process has open; None where that cannot be read."""
+    """Return the descriptors of open pipes, and of batches in shared memory; None where that cannot be read."""
     try:
         descriptors = [int(name) for name in os.listdir(DESCRIPTORS)]
     except (OSError, ValueError):
@@ -194,9 +199,15 @@ def _pipes() -> dict[int, tuple[int, int]] | None:
             seen = os.fstat(fd)
             # No sockets: libraries speak to their servers by one that all processes have, as torch to the one that
             # keeps its shared files.
-            if stat.S_ISFIFO(seen.st_mode):
+            if stat.S_ISFIFO(seen.st_mode) or (stat.S_ISREG(seen.st_mode) and _is_batch(fd)):
                 found[fd] = seen.st_dev, seen.st_ino
     return found
+
+
+def _is_batch(fd: int) -> bool:
+    """Return whether a file is a tensor that a worker has sent, and not one that the training shares itself."""
+    name, here = os.readlink(f"{DESCRIPTORS}/{fd}"), (os.getpid(), os.getppid())
+    return name.startswith(SHARED.format("")) and not name.startswith(tuple(SHARED.format(f"{pid}_") for pid in here))
 
 
 def _hang_up() -> None:
@@ -222,12 +233,28 @@ def _hang_up() -> None:
 def _let_go(pipes: dict[int, tuple[int, int]]) -> None:
     """Hold open no more what these stand for: as long as any process does, its other end waits."""
     if pipes:
+        _unmap(set(pipes.values()))
         now, nothing = _pipes() or {}, os.open(os.devnull, os.O_RDWR)
         # Between the look and the fork a thread may have closed one, and what this process needs may have its number.
         # Not closed: the next file would get the number, and be closed by whoever had it.
         for fd in [fd for fd, which in pipes.items() if now.get(fd) == which]:
             os.dup2(nothing, fd, inheritable=False)
         os.close(nothing)
+
+
+def _unmap(files: set[tuple[int, int]]) -> None:
+    """Keep no batch that the training had in shared memory: as long as any process maps one, nobody gets its memory."""
+    with open(MAPPED) as lines:
+        mapped = [line.split() for line in lines]
+    place = ctypes.CDLL(None).mmap
+    place.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    for span, _, _, device, inode, *_ in mapped:
+        major, minor = (int(part, 16) for part in device.split(":"))
+        if (os.makedev(major, minor), int(inode)) in files:
+            begin, end = (int(edge, 16) for edge in span.split("-"))
+            # Not only taken away: whoever had it would do so once more, when something else may be there.
+            access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+            place(begin, end - begin, access, kind, -1, 0)
 
 
 def places() -> Places:
