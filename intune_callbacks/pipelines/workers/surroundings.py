@@ -30,7 +30,7 @@ DEVICES = ("cpu", "cuda")
 DESCRIPTORS, MAPPED, STDERR = "/proc/self/fd", "/proc/self/maps", 2
 SHARED = "/dev/shm/torch_{}"
 """A tensor in shared memory; the number of the process that made it follows."""
-MAP_FIXED = 0x10  # linux/mman.h
+MAP_FIXED, PROT_NONE = 0x10, 0  # linux/mman.h
 SERVERS = (socket.AF_INET, socket.AF_INET6)
 """How servers are reached by one process at a time; those reached otherwise, such as torch's for shared files, expect
 all workers of a training."""
@@ -252,9 +252,9 @@ def _unmap(files: set[tuple[int, int]]) -> None:
         major, minor = (int(part, 16) for part in device.split(":"))
         if (os.makedev(major, minor), int(inode)) in files:
             begin, end = (int(edge, 16) for edge in span.split("-"))
-            # Not only taken away: whoever had it would do so once more, when something else may be there.
-            access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
-            place(begin, end - begin, access, kind, -1, 0)
+            # Not only taken away: whoever had it would do so once more, when something else may be there. Nor readable:
+            # a dataset to which the training has given such a batch ends its worker, and computes nothing from zeros.
+            place(begin, end - begin, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1, 0)
 
 
 def places() -> Places:
