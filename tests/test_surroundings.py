@@ -138,7 +138,8 @@ def test_what_has_got_the_number_of_a_closed_pipe_stays_open() -> None:
 
 def test_a_wire_that_is_closed_writes_into_no_other_file(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
-    wire, number = Wire(ours, None), ours.fileno()
+    wire = Wire(ours, None)
+    number = wire._descriptor
     with (tmp_path / "other").open("wb") as other:
         wire.close()
         os.dup2(other.fileno(), number)

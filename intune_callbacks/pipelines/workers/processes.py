@@ -129,6 +129,7 @@ class ProcessPool:
             given, parts = (self._given, []) if payload is None else (None, payload.parts)
             surroundings = self._surroundings.at_start()
             ours, theirs = self._context.Pipe(duplex=True)
+            wire = Wire(ours, self._reducer)
             try:
                 process = self._context.Process(  # type: ignore[attr-defined]
                     target=child_main,
@@ -138,20 +139,19 @@ class ProcessPool:
                 start_process(process, self._method)
                 try:
                     begun = None if self._method == "fork" else self._imported
-                    child = Child(process, Wire(ours, self._reducer), payload, self._told, worker_id == 0, begun)
+                    child = Child(process, wire, payload, self._told, worker_id == 0, begun)
                 except BaseException:  # no thread is to be had
                     process.kill()
                     process.join(QUIT_S)
                     raise
             except BaseException:
-                ours.close()
+                wire.close()
                 raise
             finally:
                 theirs.close()
             self._count += 1
         self.startup.add(1, time.perf_counter() - begin_s)
-        with self._lock:
-            self._all[process.pid] = child
+        self._all[process.pid] = child
         return child
 
     def _imported(self, pid: int) -> None:

@@ -92,13 +92,16 @@ class Wire:
     received_bytes = 0
 
     def __init__(self, connection: Connection, reducer: Reducer | None) -> None:
-        self._connection, self._reducer = connection, reducer
-        self._descriptor = connection.fileno()
-        with socket.socket(fileno=os.dup(self._descriptor)) as end:
+        self._reducer = reducer
+        with socket.socket(fileno=os.dup(connection.fileno())) as end:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, POLL_MS * 1000))
             # After `socket.setdefaulttimeout`, often set by code that downloads, a new socket object makes the file
             # one that does not block.
             end.setblocking(True)
+        # In a cycle the garbage collector may close the connection before whoever ends the other side by this: what is
+        # sent then would go to the next file that gets the number.
+        self._descriptor = os.dup(connection.fileno())
+        connection.close()
 
     def send(self, message: object) -> None:
         """Send one message.
@@ -185,5 +188,6 @@ class Wire:
             at += got
 
     def close(self) -> None:
-        self._descriptor = -1  # the next file gets the number
-        self._connection.close()
+        descriptor, self._descriptor = self._descriptor, -1  # the next file gets the number
+        if descriptor >= 0:
+            os.close(descriptor)
