@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +21,13 @@ from intune_callbacks.types import Clock  # noqa: E402
 class Counted(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(torch.arange(40.0))
+
+
+class Wide(IterableDataset[Any]):
+    """Items of many tensors, as of a table."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ({f"column {k}": torch.tensor(k + i) for k in range(40)} for i in range(400))
 
 
 def test_no_more_batches_are_in_flight_than_shared_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +51,23 @@ def test_no_more_batches_are_in_flight_than_shared_memory_has_room_for(monkeypat
         assert [batch.tolist() for batch in seen] == [batch.tolist() for batch in stock]
     finally:
         pipeline.close()
+
+
+def test_no_more_batches_are_in_flight_than_there_are_descriptors_for() -> None:
+    """Torch opens one for each tensor that a worker has sent and nobody has taken."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 500, limits[1]))
+    loader = DataLoader(Wide(), batch_size=4, num_workers=2)
+    pipeline = WindowLoader(loader, clock=Clock())
+    pipeline.prepare()
+    try:
+        batches = iter(loader)
+        next(batches)
+        pipeline.resize({"load.window": 64})
+        time.sleep(1.0)  # until the workers have made them
+        assert 4 <= pipeline.stages()[1].current <= (open_now + 500) // 80
+        assert sum(1 for _ in batches) == 199
+    finally:
+        pipeline.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.pipelines.base import MAX_WINDOW, LiveLoader, clamp, windowed
@@ -31,8 +34,8 @@ SHARED = "/dev/shm"
 class WindowLoader(LiveLoader):
     """The batches in flight of a stock multiprocess iterator: the one number that is exact for iterable-style
     datasets and StatefulDataLoader, whose workers own shards or states. Workers stay as the user set them; fewer
-    batches in flight than workers leaves the surplus workers idle; more than in stock are as many as half of /dev/shm,
-    through which they come, has room for.
+    batches in flight than workers leaves the surplus workers idle. More than in stock are as many as half of /dev/shm,
+    through which they come, and of a process's descriptors, one for each tensor, have room for.
 
     Args:
         loader: the user's loader, `num_workers` >= 1.
@@ -49,7 +52,7 @@ class WindowLoader(LiveLoader):
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
         self._running: weakref.ref[Any] | None = None
         self._delivered = 0
-        self._batch_bytes: int | None = None  # the largest that was seen
+        self._largest: tuple[int, int] | None = None  # bytes and tensors of a batch
         self._delivery = Delivery(loader.num_workers, dataset_of(loader), clock)
         self._startup = Startup()
         self._filling = threading.Lock()
@@ -107,8 +110,9 @@ class WindowLoader(LiveLoader):
             followed.stopped(iterator, error)
             raise
         self._delivered += 1
-        if self._batch_bytes is None or self._window > _most_in_stock(iterator):
-            self._batch_bytes = max(self._batch_bytes or 0, nbytes(batch))
+        if self._largest is None or self._window > _most_in_stock(iterator):
+            size, tensors = self._largest or (0, 0)
+            self._largest = max(size, nbytes(batch)), max(tensors, _tensors(batch))
         followed.delivered(iterator)
         return batch
 
@@ -126,7 +130,7 @@ class WindowLoader(LiveLoader):
     def _fill_alone(self, iterator: Any) -> None:
         while (flying := _in_flight(iterator)) < self._window:
             if flying >= _most_in_stock(iterator) and not self._has_room(flying + 1):
-                if self._batch_bytes is not None:
+                if self._largest is not None:
                     self._window = flying
                 return
             sent, factor = iterator._send_idx, iterator._prefetch_factor
@@ -144,12 +148,17 @@ class WindowLoader(LiveLoader):
 
     def _has_room(self, batches: int) -> bool:
         """Return whether so many batches may be in flight, more than in stock; not before the size of one is known."""
-        try:
+        if self._largest is None:
+            return False
+        size, tensors = self._largest
+        by_descriptor = torch.multiprocessing.get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call]
+        if by_descriptor and 2 * batches * tensors > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+            return False
+        with suppress(OSError):  # there is none
             shared = os.statvfs(SHARED)
-        except OSError:  # there is none
-            return True
-        # Of those in flight some are in it already: they count twice, so that others' batches find room, too.
-        return self._batch_bytes is not None and 2 * batches * self._batch_bytes <= shared.f_bavail * shared.f_frsize
+            # Of those in flight some are in it already: they count twice, so that others' batches find room, too.
+            return 2 * batches * size <= shared.f_bavail * shared.f_frsize
+        return True
 
     def _was_sent(self, iterator: Any, number: int) -> None:
         """Called for each batch that is asked of a worker."""
@@ -194,6 +203,13 @@ class WindowLoader(LiveLoader):
                 _give_rule_back(iterator)
         self._taken.clear()
         self._running = None
+
+
+def _tensors(batch: Any) -> int:
+    if isinstance(batch, torch.Tensor):
+        return 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return sum(map(_tensors, parts))
 
 
 def _in_flight(iterator: Any) -> int:
