@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import re
@@ -222,3 +223,22 @@ def test_a_keyboard_interrupt_in_the_consumer_leaves_the_stage_usable() -> None:
     gate.set()
     assert got + list(stage) == list(range(6))
     assert stage.close()
+
+
+def test_children_end_whatever_the_collector_takes_first() -> None:
+    """An error's traceback makes a cycle of an iterator and all that it has; what is older goes before it."""
+
+    class Holder:
+        def __init__(self, pool: ProcessPool) -> None:
+            self.pool, self.itself = pool, self
+
+        def __del__(self) -> None:
+            self.pool.close()
+
+    pool = ProcessPool(abs, multiprocessing.get_context("fork"))
+    assert eventually(partial(pool.prepare, 2))
+    processes = pool.processes
+    Holder(pool)
+    del pool
+    gc.collect()
+    assert [process.exitcode for process in processes] == [0, 0]

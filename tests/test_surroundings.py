@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import itertools
+import mmap
 import multiprocessing
 import os
 import subprocess
@@ -103,12 +104,16 @@ def test_a_pipe_that_the_training_closes_is_at_its_end() -> None:
 
 
 def mapped(index: int) -> int:
-    with open("/proc/self/maps") as lines:
+    with open("/proc/self/maps", errors="replace") as lines:
         return sum("/dev/shm/torch_" in line for line in lines)
 
 
-def test_a_batch_of_the_stock_workers_is_held_by_nobody_who_starts_meanwhile() -> None:
+def test_a_batch_of_the_stock_workers_is_held_by_nobody_who_starts_meanwhile(tmp_path: Path) -> None:
     """Each would hold what the training has then, until /dev/shm is full; what the training shares itself stays."""
+    with open(os.fsencode(tmp_path) + b"/\xff", "w+b") as file:  # a name that is no text, among what is mapped
+        file.write(b"here")
+        file.flush()
+        other = mmap.mmap(file.fileno(), 0)
     loader = DataLoader(Told(mapped), batch_size=4, num_workers=2)
     pipeline = MapLoader(loader, clock=Clock())
     pipeline.prepare()
@@ -120,6 +125,7 @@ def test_a_batch_of_the_stock_workers_is_held_by_nobody_who_starts_meanwhile() -
         *_, (_, many) = batches
         assert pipeline.stages()[0].current == 4 and len(held) == 4
         assert set(many.tolist()) == {1}
+        other.close()
     finally:
         pipeline.close()
 

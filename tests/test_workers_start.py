@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import multiprocessing
 import os
 import threading
@@ -272,26 +271,6 @@ def test_methods_and_partials_are_for_all_and_no_part() -> None:
     assert payload.parts == []
     assert sum(part.nbytes for part in payload.message()) > 8 << 20
     assert sum(part.nbytes for part in payload.message()) > 8 << 20  # as often as it is wanted
-
-
-def test_children_end_whatever_the_collector_takes_first() -> None:
-    """An error's traceback makes a cycle of an iterator and all that it has; what is older goes before it."""
-
-    class Holder:
-        def __init__(self, pool: ProcessPool) -> None:
-            self.pool, self.itself = pool, self
-
-        def __del__(self) -> None:
-            self.pool.close()
-
-    pool = ProcessPool(abs, FORK)
-    while not pool.prepare(2):
-        time.sleep(0.01)
-    processes = pool.processes
-    Holder(pool)
-    del pool
-    gc.collect()
-    assert [process.exitcode for process in processes] == [0, 0]
 
 
 def test_a_child_that_is_put_back_while_the_collector_closes_its_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:

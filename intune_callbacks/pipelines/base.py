@@ -26,6 +26,7 @@ BEGIN_S = 2.0
 BURST = 1.15
 # A choice: more than most machines need; a process has memory of its own. CPUs and memory are watched by the guard.
 MAX_PROCESSES, MAX_THREADS, MAX_WINDOW = 64, 256, 4096
+# The module of what `live()` returns, and what is said where that is given to a callback.
 LIVE = "intune_callbacks.session.live"
 LIVE_ALREADY = "live() tunes this loader already; give the callback the loader, or leave the callback out"
 

@@ -152,7 +152,7 @@ class WindowLoader(LiveLoader):
             return False
         size, tensors = self._largest
         by_descriptor = torch.multiprocessing.get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call]
-        if by_descriptor and 2 * batches * tensors > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+        if by_descriptor and 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * batches * tensors:  # -1: no limit
             return False
         with suppress(OSError):  # there is none
             shared = os.statvfs(SHARED)

@@ -244,7 +244,7 @@ def _let_go(pipes: dict[int, tuple[int, int]]) -> None:
 
 def _unmap(files: set[tuple[int, int]]) -> None:
     """Keep no batch that the training had in shared memory: as long as any process maps one, nobody gets its memory."""
-    with open(MAPPED) as lines:
+    with open(MAPPED, encoding="utf-8", errors="replace") as lines:
         mapped = [line.split() for line in lines]
     place = ctypes.CDLL(None).mmap
     place.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
