@@ -1,4 +1,4 @@
-"""Ctrl+C: while a worker process is being started it comes when that has ended; a training it ends, ends by it."""
+"""Ctrl+C and other signals come when a worker process has been started; a training it ends, ends by it."""
 
 from __future__ import annotations
 
@@ -40,6 +40,37 @@ def test_an_interrupt_in_the_middle_of_a_fork_comes_behind_it(both: str, call: s
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stderr == ""
     assert run.stdout.split() == [*said.split(), "True", "set()"]
+
+
+def test_what_a_handler_raises_in_the_middle_of_a_fork_comes_behind_it() -> None:
+    """A training that `sys.exit` in a handler of SIGTERM is to end; a worker has the handlers of its parent."""
+    code = """
+import multiprocessing, os, signal, sys
+from intune_callbacks.pipelines.workers.processes import ProcessPool
+
+def ask(number):
+    return signal.getsignal(number) is other
+
+def other(*_):
+    pass
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+signal.signal(signal.SIGUSR1, other)
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGTERM))
+pool = ProcessPool(ask, multiprocessing.get_context("fork"))
+try:
+    pool.get()
+except SystemExit as error:
+    print(error)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = pool.get()
+print(pool.call(child, signal.SIGUSR1, lambda: False)[0], ask(signal.SIGUSR1))
+pool.put(child)
+pool.close()
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stderr == ""
+    assert run.stdout.split() == ["ended", "True", "True"]
 
 
 @pytest.mark.parametrize("report", ["dataclasses.dataclass(type('Row', (), {}))", "raise KeyError"])

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from intune_callbacks.pipelines.workers.payload import inherited
 from intune_callbacks.pipelines.workers.surroundings import Surroundings
 from intune_callbacks.pipelines.workers.wire import Reducer, Wire
+from intune_callbacks.pipelines.workers.worker import put_aside
 
 __all__ = ["Given", "Starts", "child_main"]
 
@@ -56,6 +57,8 @@ def child_main(
         worker_id: workers started before.
         starter: the process to end with, None where the starting thread may end before it.
     """
+    for number, handler in put_aside.items():
+        signal.signal(number, handler)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))  # blocked by `interrupts_wait`
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -43,12 +43,16 @@ def is_of_worker(error: Exception) -> bool:
     return isinstance(error.__cause__, RemoteTraceback) and not isinstance(error, StopIteration)
 
 
+# The handlers that `interrupts_wait` has put aside; a process that is forked meanwhile has them, too.
+put_aside: dict[int, Any] = {}
+
+
 @contextmanager
 def interrupts_wait(method: str) -> Iterator[None]:
-    """Have Ctrl+C wait while a process is started; `child_main` lets it come again.
+    """Have Ctrl+C, and what else Python handles, wait while a process is started; `child_main` lets it come again.
 
-    A terminal sends it to all processes, also to one that does not ignore it yet. And what it raises here inside a fork
-    is lost: Python runs functions around that, and prints what comes out of them.
+    A terminal sends it to all processes, also to one that does not ignore it yet. And what a handler raises here inside
+    a fork is lost: Python runs functions around that, and prints what comes out of them.
 
     Args:
         method: the start method; a fork server starts its children apart from this, and would keep the signal blocked.
@@ -57,19 +61,23 @@ def interrupts_wait(method: str) -> Iterator[None]:
         yield
         return
     came: list[tuple[Any, ...]] = []
-    handler = signal.getsignal(signal.SIGINT) if in_main_thread() else None
-    # Other threads of this process are told all the same, and then the main one's handler is called.
-    if callable(handler):
-        signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    if in_main_thread():
+        for number in signal.valid_signals():
+            if callable(handler := signal.getsignal(number)):
+                put_aside[number] = handler
+                # Other threads of this process are told all the same, and then the main one's handler is called.
+                signal.signal(number, lambda *given: came.append(given))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if callable(handler):
-            signal.signal(signal.SIGINT, handler)
-            if came:
-                handler(*came[-1])
+        handlers = dict(put_aside)
+        put_aside.clear()
+        for put, handler in handlers.items():
+            signal.signal(put, handler)
+        for given in came:
+            handlers[given[0]](*given)
 
 
 class Told:
