@@ -21,7 +21,7 @@ class Restless(Tuner):
         decision = super().batch(*given, **named)
         if self.config.mode == "tune":
             stages = self._pipeline.stages()
-            wanted = {stage.name: self.numbers.randint(stage.low, 5) for stage in stages}
+            wanted = {stage.name: self.numbers.randint(stage.low, max(stage.low, 5)) for stage in stages}
             applied = self._pipeline.resize(wanted)
             Restless.resizes += any(applied[stage.name] != stage.current for stage in stages)
         return decision
