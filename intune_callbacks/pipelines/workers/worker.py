@@ -14,7 +14,16 @@ from intune_callbacks.pipelines.base import begin, in_main_thread, join
 from intune_callbacks.pipelines.workers.payload import Payload
 from intune_callbacks.pipelines.workers.wire import Wire
 
-__all__ = ["READY_S", "Child", "RemoteTraceback", "Told", "interrupts_wait", "is_of_worker", "start_process"]
+__all__ = [
+    "READY_S",
+    "Child",
+    "RemoteTraceback",
+    "Told",
+    "interrupts_wait",
+    "is_of_worker",
+    "put_aside",
+    "start_process",
+]
 
 # How often whoever waits for a process to begin looks whether it is still wanted: a choice. A look costs microseconds,
 # and nobody notices a worker that leaves so much later.
