@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from intune_callbacks.pipelines.base import begin, in_main_thread, join
@@ -69,24 +69,18 @@ def interrupts_wait(method: str) -> Iterator[None]:
     if method == "forkserver":
         yield
         return
-    came: list[tuple[Any, ...]] = []
-    if in_main_thread():
-        for number in signal.valid_signals():
-            if callable(handler := signal.getsignal(number)):
-                put_aside[number] = handler
-                # Other threads of this process are told all the same, and then the main one's handler is called.
-                signal.signal(number, lambda *given: came.append(given))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-    try:
+    with ExitStack() as told, ExitStack() as back:
+        if in_main_thread():
+            back.callback(put_aside.clear)
+            for number in signal.valid_signals():
+                if callable(handler := signal.getsignal(number)):
+                    put_aside[number] = handler
+                    back.callback(signal.signal, number, handler)
+                    # Other threads of this process are told all the same, and then the main one's handler is called.
+                    signal.signal(number, lambda *given, handler=handler: told.callback(handler, *given))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        back.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        handlers = dict(put_aside)
-        put_aside.clear()
-        for put, handler in handlers.items():
-            signal.signal(put, handler)
-        for given in came:
-            handlers[given[0]](*given)
 
 
 class Told:
