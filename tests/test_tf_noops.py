@@ -113,7 +113,10 @@ def test_a_map_with_a_state_and_its_batch_are_one_as_in_tensorflow(mode: str) ->
     dataset = made.batch(4).map(parse, num_parallel_calls=2)
     told = []
     for loader in (dataset, live(dataset, mode=mode, show_card=False)):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="row 0") as error:
+        # An error that is kept holds the iterator, in a cycle. A thread of TensorFlow's that still calls it may
+        # run the collector: that would wait for its own call for ever, and nothing is collected in this process again.
+        try:
             elements(loader)
-        told.append(str(error.value))
-    assert told[0] == told[1]
+        except tf.errors.InvalidArgumentError as error:
+            told.append(str(error))
+    assert "row 0" in told[0] and told[0] == told[1]
