@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from random import Random
@@ -37,10 +36,10 @@ class GpuProbe:
         variables = os.environ if environment is None else environment
         self._nvml: Any = None
         try:
-            with warnings.catch_warnings():
-                # The old package of this name warns on import that nvidia-ml-py has taken it over.
-                warnings.simplefilter("ignore")
-                import pynvml  # type: ignore[import-untyped, import-not-found, unused-ignore]
+            # The old package of this name warns that nvidia-ml-py has taken it over, and is right: to filter that would
+            # have all warnings of the user's that were shown once come again.
+            import pynvml  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
             pynvml.nvmlInit()
             self._handle = _handle(pynvml, device, variables.get("CUDA_VISIBLE_DEVICES"))
             self._nvml = pynvml
