@@ -187,6 +187,27 @@ def test_a_new_interpreter_begins_as_a_stock_one(method: str, tmp_path: Path, mo
     assert trained(names, tuned=True, method=method) == trained(names, tuned=False, method=method)
 
 
+def warned(index: int) -> int:
+    shown: list[object] = []
+    warnings.showwarning = lambda *told, **how: shown.append(told)
+    warnings.warn("the user's", stacklevel=1)
+    return len(shown)
+
+
+def test_what_the_training_was_warned_of_once_does_not_come_again() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert warned(0) == 1
+        pipeline = MapLoader(loader := DataLoader(Told(warned), batch_size=4, num_workers=2), clock=Clock())
+        pipeline.prepare()
+        try:
+            batches = iter(loader)
+            pipeline.resize({"load": 3})
+            assert not sum(int(shown.sum()) for _, shown in batches)
+        finally:
+            pipeline.close()
+
+
 def is_shared(samples: list[Any]) -> Any:
     return default_collate([torch.zeros(2000) for _ in samples]).is_shared()
 

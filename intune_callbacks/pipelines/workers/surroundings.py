@@ -141,8 +141,9 @@ class Thread:
         """Do some work with what was in force then."""
         with suppress(Exception):  # a version of Python that imports in another way
             _forget_imports_of_others()
-        warnings.resetwarnings()
-        warnings.filters[:] = self._filters  # type: ignore[index]
+        if warnings.filters != self._filters:  # each change has what was warned of once come again
+            warnings.resetwarnings()
+            warnings.filters[:] = self._filters  # type: ignore[index]
         self._context.run(self._run, work)
 
     def _run(self, work: Callable[[], None]) -> None:
