@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from busy_machine import eventually
@@ -242,3 +243,24 @@ def test_children_end_whatever_the_collector_takes_first() -> None:
     del pool
     gc.collect()
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_the_collector_may_close_a_pool_in_the_thread_that_watches_its_idle_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool: Any = ProcessPool(abs, multiprocessing.get_context("fork"))
+    closed, stock = threading.Event(), threading._allocate_lock
+
+    def collected() -> Any:
+        """A thread that begins to wait for an event makes a lock, which may call the collector, inside the event's."""
+        if threading.current_thread().name == "intune-reaper":
+            monkeypatch.undo()
+            pool.close()
+            closed.set()
+        return stock()
+
+    child = pool.get()
+    monkeypatch.setattr(threading, "_allocate_lock", collected)
+    pool.put(child, surplus=True)
+    assert eventually(closed.is_set, within_s=20.0)
+    assert eventually(lambda: not child.process.is_alive())

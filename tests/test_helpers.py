@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 
 import lightning_runs as runs  # noqa: E402
+from busy_machine import eventually  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from later_rows import MANY, SETTLED, Made, Rows, Run, decode, drawn, plain, same, times  # noqa: E402
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from intune_callbacks import later, live  # noqa: E402
 from intune_callbacks.lightning import InTuneCallback  # noqa: E402
+from intune_callbacks.pipelines.torch.helpers import Relay  # noqa: E402
 
 # Torch warns of more workers than CPUs.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -184,3 +187,29 @@ def test_a_starved_training_is_faster() -> None:
     tuned.close()
     assert seen == stock
     assert tuned_s < 0.8 * stock_s
+
+
+def test_the_collector_may_end_the_thread_that_reads_results_in_that_very_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing:
+        def get(self, block: bool, timeout: float) -> Any:
+            raise RuntimeError("a worker has ended")
+
+    stock = threading._allocate_lock
+
+    def collected() -> Any:
+        """A thread that begins to wait for an event makes a lock, which may call the collector, inside the event's."""
+        if threading.current_thread().name == "intune-results":
+            relay.ended.set()
+        return stock()
+
+    relay = Relay(Failing(), lambda number, data: data)
+    monkeypatch.setattr(threading, "_allocate_lock", collected)
+    with pytest.raises(RuntimeError, match="a worker has ended"):
+        relay.get()
+    time.sleep(0.3)
+    monkeypatch.undo()
+    ending = threading.Thread(target=relay.ended.set, daemon=True)
+    ending.start()
+    assert eventually(lambda: not relay._thread.is_alive() and not ending.is_alive(), within_s=20.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -196,7 +197,7 @@ class Relay:
                 continue
             except Exception as error:  # torch has its own words for a worker that ended
                 message = Raised(error)
-                self.ended.wait(POLL_S)
+                time.sleep(POLL_S)  # not by `ended`: the garbage collector may set it in here, inside its own lock
             self._read.put(message)
 
     def _next(self, block: bool, timeout: float | None) -> Any:

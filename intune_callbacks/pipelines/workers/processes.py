@@ -64,8 +64,7 @@ class ProcessPool:
         self._idle: list[tuple[Child, float]] = []
         self._reaper: threading.Timer | None = None
         self._all: dict[int, Child] = {}
-        self._count = 0
-        self._closed = False
+        self._count, self._closed = 0, False
         self._process = os.getpid()
         self.is_short = False  # set from outside: no more can be had, and one that is not needed ends at once
         self._told = Told()
@@ -258,9 +257,10 @@ class ProcessPool:
         self._end(ended)
 
     def _stop_reaper(self) -> None:
-        if self._reaper is not None:
-            self._reaper.cancel()
-            self._reaper = None
+        reaper, self._reaper = self._reaper, None
+        # The garbage collector may run `close` in the reaper, inside the lock that `cancel` would wait for.
+        if reaper is not None and reaper.ident != threading.get_ident():
+            reaper.cancel()
 
     def worker_bytes(self) -> float:
         """Return what one child costs in private memory, in bytes; looked up at most every five seconds."""
