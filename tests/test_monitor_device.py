@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,15 +68,6 @@ def test_the_device_is_the_one_cuda_sees(
 
 def test_a_device_that_is_not_there_reads_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe(monkeypatch, Driver(), device=3, visible="0,1").read() is None
-
-
-def test_what_was_warned_of_once_does_not_come_again() -> None:
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("default")
-        for _ in range(2):
-            warnings.warn("the user's", stacklevel=1)
-            GpuProbe()
-    assert len(told) == 1
 
 
 def test_a_device_that_does_not_tell_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

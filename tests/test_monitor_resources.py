@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import psutil
@@ -254,3 +255,12 @@ def test_the_first_look_of_a_process_starts_no_thread() -> None:
     )
     told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_what_was_warned_of_once_does_not_come_again() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warnings.warn("the user's", stacklevel=1)
+            MachineProbe()
+    assert len(told) == 1
