@@ -156,6 +156,14 @@ def test_a_wire_that_is_closed_writes_into_no_other_file(tmp_path: Path) -> None
     assert (tmp_path / "other").read_bytes() == b""
 
 
+def test_a_message_that_the_collector_takes_leaves_no_word_on_the_console() -> None:
+    script = "import gc; from intune_callbacks.pipelines.workers.wire import packed; parts = packed([1])"
+    script += "; parts.append(parts); del parts; gc.collect()"
+    # Up to Python 3.12 only the development mode says what a later one always says.
+    said = subprocess.run([sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, check=True)
+    assert said.stderr == ""
+
+
 def test_a_module_that_another_thread_is_importing_can_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

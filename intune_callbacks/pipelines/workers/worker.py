@@ -180,7 +180,7 @@ def start_process(process: Any, method: str) -> None:
         while step is not None:
             if step.tb_frame.f_code.co_name == "_launch":
                 held = step.tb_frame.f_locals
-                for end in {"parent_r", "child_w", "child_r", "parent_w"} & held.keys():
+                for end in {"parent_r", "child_w", "child_r", "parent_w"}.intersection(held):
                     os.close(held[end])
             step = step.tb_next
         raise
