@@ -59,4 +59,6 @@ def seeded() -> None:
 
 
 def engines() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("intune-")]
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("intune-")]
+    # A timer that was cancelled is on its way out.
+    return [thread.name for thread in ours if not (isinstance(thread, threading.Timer) and thread.finished.is_set())]
