@@ -30,6 +30,9 @@ class OnlyHere(Dataset):
     def __init__(self) -> None:
         self.process = os.getpid()
 
+    def close(self) -> None:
+        """Nothing is held here."""
+
     def __len__(self) -> int:
         return ROWS
 
@@ -48,6 +51,9 @@ class OneThread(OnlyHere):
         self.connection = sqlite3.connect(":memory:")
         self.connection.execute("create table rows(value integer)")
         self.connection.executemany("insert into rows values(?)", [(index,) for index in range(ROWS)])
+
+    def close(self) -> None:
+        self.connection.close()
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(0.002)
@@ -79,8 +85,9 @@ def loader(dataset: Any) -> DataLoader[Any]:
     [("process", OnlyHere, "Cannot re-initialize CUDA"), ("thread", OneThread, "SQLite objects created in a thread")],
 )
 def test_the_training_goes_on_without_workers(kind: str, dataset: type[OnlyHere], said: str) -> None:
-    expected = [[batch.tolist() for batch in one] for one in [loader(dataset())] for _ in range(2)]
-    given = loader(dataset())
+    rows = dataset()
+    expected = [[batch.tolist() for batch in one] for one in [loader(rows)] for _ in range(2)]
+    given = loader(rows)
     pipeline = find(given, workers_kind=kind).pipeline
     pipeline.prepare()
     seen: list[Any] = []
@@ -95,6 +102,7 @@ def test_the_training_goes_on_without_workers(kind: str, dataset: type[OnlyHere]
     assert (stage.low, stage.current, stage.high) == (0, 0, 0)
     assert said in pipeline.why_not and "\n" not in pipeline.why_not
     pipeline.close()
+    rows.close()
 
 
 def test_the_batches_of_a_pydataset_too() -> None:
