@@ -1,55 +1,99 @@
-"""Criteo TSV files in the other formats that the pipelines read.
-
-python -m dlrm_examples.convert DIR FILE.tsv ... --format parquet
-"""
+"""Criteo files in other formats, which the pipelines read with less work: `intune convert`."""
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import os
 import shutil
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from dlrm_examples.criteo.tsv import COLUMNS, DENSE
-from intune_callbacks.errors import ConfigError, InTuneError, MissingPackage
+from dlrm_examples.criteo.arrays import is_arrays, is_beside
+from dlrm_examples.criteo.blocks import Split
+from dlrm_examples.criteo.compressed import compression
+from dlrm_examples.criteo.formats import Reader, is_parquet, parse, scan
+from dlrm_examples.criteo.hashing import ALL_BITS
+from dlrm_examples.criteo.tsv import CATEGORIES, COLUMNS, DENSE, Rows
+from intune_callbacks.config import choice_problem
+from intune_callbacks.errors import ConfigError, MissingPackage
 
-__all__ = ["SUFFIXES", "convert", "main"]
+__all__ = ["SUFFIXES", "convert", "sources"]
 
-SUFFIXES = {"gzip": ".gz", "zstd": ".zst", "parquet": ".parquet"}
-FRAME_BYTES = 1 << 20
+SUFFIXES = {"gzip": ".gz", "zstd": ".zst", "parquet": ".parquet", "packed": ".packed"}
+DTYPES = ("float32", "float16")
+FRAME_BYTES, BLOCK_BYTES, GROUP_ROWS = 1 << 20, 1 << 21, 16_384
+
+
+def sources(path: Path) -> list[Path]:
+    """Return the Criteo files that a path stands for: itself, or those of a directory, sorted.
+
+    Raises:
+        ConfigError: there is no such path, or no file in the directory.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ConfigError([f"{path}: no such file or directory; give a Criteo file or a directory of them"])
+    found = sorted(
+        file
+        for file in path.iterdir()
+        if file.is_file() and file.suffix != ".json" and file.name[0] != "." and not is_beside(file.name)
+    )
+    if not found:
+        raise ConfigError(
+            [f"{path}: the directory holds no file; give Criteo files (TSV, .gz, .zst, .parquet, .packed)"]
+        )
+    return found
 
 
 def convert(
-    path: str | os.PathLike[str], directory: str | os.PathLike[str], target: str, *, group_rows: int = 16_384
+    path: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    target: str,
+    *,
+    group_rows: int | None = None,
+    dense: str = "float32",
 ) -> Path:
-    """Write one TSV file in another format and return the new file, named after it.
+    """Write one Criteo file in another format and return the new file, named after it.
 
     Args:
-        path: the TSV file.
+        path: the file: plain TSV, for ``packed`` also ``.gz``, ``.zst`` or ``.parquet``.
         directory: where to write; made if absent.
-        target: of `SUFFIXES`. ``zstd`` has a frame for each MiB of text, so that it can be read in any order.
-        group_rows: rows of a Parquet row group.
+        target: of `SUFFIXES`. ``zstd`` has a frame for each MiB of text, so that it can be read in any order;
+            ``packed`` has parsed rows, see `criteo.packed`.
+        group_rows: rows of a Parquet row group (16,384 by default), or of a packed block (8,192).
+        dense: of ``packed``: ``float32``, or ``float16``, which rounds the logarithms to three digits.
 
     Raises:
-        ConfigError: `target` does not exist.
-        MissingPackage: what writes the format is not installed.
+        ConfigError: there is no such `target` or `dense`, or the file is not one that can be converted to it.
+        BadRow: a row is malformed.
+        MissingPackage: what reads or writes the format is not installed.
     """
-    if target not in SUFFIXES:
-        raise ConfigError([f"target={target!r}: expected one of {', '.join(SUFFIXES)}"])
     source, folder = Path(path), Path(directory)
+    problems = [*choice_problem("format", target, tuple(SUFFIXES)), *choice_problem("dense", dense, DTYPES)]
+    if is_arrays(source.name):
+        problems.append(f"{source}: its rows are parsed already; give what it was made from")
+    elif target != "packed" and (compression(source.name) or is_parquet(source.name)):
+        problems.append(f"{source}: format={target} is made from plain TSV; expected that, or format=packed")
+    if problems:
+        raise ConfigError(problems)
     folder.mkdir(parents=True, exist_ok=True)
-    if target == "parquet":
-        written = folder / f"{source.stem}.parquet"
-        _write_parquet(source, written, group_rows)
+    if target in ("parquet", "packed"):
+        written = (
+            folder / f"{source.with_suffix('').stem if compression(source.name) else source.stem}{SUFFIXES[target]}"
+        )
+        if target == "parquet":
+            _write_parquet(source, written, group_rows or GROUP_ROWS)
+        else:
+            from dlrm_examples.criteo.packed import BLOCK_ROWS, write_packed
+
+            write_packed(written, _parsed(source), block_rows=group_rows or BLOCK_ROWS, dense=dense)
         return written
     written = folder / (source.name + SUFFIXES[target])
-    with open(source, "rb") as text:
+    with open(source, "rb") as lines:
         if target == "gzip":
             with gzip.GzipFile(written, "wb", compresslevel=6, mtime=0) as compressed:
-                shutil.copyfileobj(text, compressed, FRAME_BYTES)
+                shutil.copyfileobj(lines, compressed, FRAME_BYTES)
         else:
             try:
                 import zstandard
@@ -57,9 +101,16 @@ def convert(
                 raise MissingPackage("zstandard", "criteo") from None
             compressor = zstandard.ZstdCompressor(write_checksum=True)
             with open(written, "wb") as file:
-                while chunk := text.read(FRAME_BYTES):
+                while chunk := lines.read(FRAME_BYTES):
                     file.write(compressor.compress(chunk))
     return written
+
+
+def _parsed(source: Path) -> Iterator[Rows]:
+    """Yield all rows of a file, with categories of which no modulus is taken."""
+    read, whole = Reader(), Split(test_fraction=0.0)
+    for ref in scan([source], BLOCK_BYTES):
+        yield parse(read(ref), (ALL_BITS,) * CATEGORIES, on_bad_row="error", split=whole)
 
 
 def _write_parquet(source: Path, written: Path, group_rows: int) -> None:
@@ -77,25 +128,3 @@ def _write_parquet(source: Path, written: Path, group_rows: int) -> None:
         pyarrow.csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""]),
     )
     pq.write_table(table, written, row_group_size=group_rows)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dlrm_examples.convert", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("directory", metavar="DIR")
-    parser.add_argument("files", metavar="FILE", nargs="+")
-    parser.add_argument("--format", choices=tuple(SUFFIXES), default="parquet")
-    given = parser.parse_args(arguments)
-    try:
-        for file in given.files:
-            print(convert(file, given.directory, given.format))
-    except (InTuneError, OSError, ValueError) as error:
-        print(f"convert: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

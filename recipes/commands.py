@@ -21,7 +21,7 @@ OVERRIDES = "keys of the recipe to change, such as batch_size=256 or intune.mode
 
 
 def add(commands: Any) -> None:
-    """Add `ls`, `cp`, `run`, `demo` and `plan`.
+    """Add `ls`, `cp`, `run`, `demo`, `convert` and `plan`.
 
     Args:
         commands: what `argparse.ArgumentParser.add_subparsers` returned.
@@ -46,6 +46,17 @@ def add(commands: Any) -> None:
     demo.add_argument("words", metavar="NAME|key=value", nargs="*", help=f"as for `run`; NAME is {DEMO} by default")
     demo.add_argument("--mode", choices=MODES, help="what the tuner does in the second run")
     demo.set_defaults(command=_demo)
+
+    convert = commands.add_parser("convert", help="write Criteo files in a format that is read with less work")
+    convert.add_argument("source", metavar="PATH", type=path, help="a Criteo file, or a directory of them")
+    convert.add_argument("directory", metavar="OUT", type=path, help="where the new files go; made if absent")
+    convert.add_argument(
+        "--format", metavar="NAME", default="packed", help="packed (parsed rows; default), parquet, zstd or gzip"
+    )
+    convert.add_argument(
+        "--dense", metavar="TYPE", default="float32", help="packed: float32 (default) or float16, a fifth smaller"
+    )
+    convert.set_defaults(command=_convert)
     _add_plan(commands)
 
 
@@ -113,6 +124,18 @@ def _demo(options: argparse.Namespace) -> int:
     named = bool(options.words) and "=" not in options.words[0]
     name, overrides = (options.words[0], options.words[1:]) if named else (DEMO, options.words)
     demo.run(config.load(source(name), [*demo.DEFAULTS, *overrides, *_mode(options)]))
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from dlrm_examples.convert import convert, sources
+
+    try:
+        for file in sources(options.source):
+            print(convert(file, options.directory, options.format, dense=options.dense), flush=True)
+    except OSError as error:
+        print(f"intune: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from dlrm_examples.convert import sources
 from dlrm_examples.criteo.reading import Reading
 from dlrm_examples.generate import generate
-from intune_callbacks.errors import ConfigError
 
 from .schema import Config
 
@@ -25,14 +25,7 @@ def files(config: Config) -> list[Path]:
     if config.data is None:
         folder = config.run_dir.parent / "data" / f"{config.rows}-rows-seed-{config.seed}"
         return generate(folder, rows=config.rows, shards=SHARDS, seed=config.seed)
-    if config.data.is_file():
-        return [config.data]
-    found = sorted(f for f in config.data.iterdir() if f.is_file() and f.suffix != ".json" and f.name[0] != ".")
-    if not found:
-        raise ConfigError(
-            [f"data={config.data}: the directory holds no file; give Criteo files (TSV, .gz, .zst, .parquet)"]
-        )
-    return found
+    return sources(config.data)
 
 
 def reading(config: Config, split: str, stages: Iterable[str]) -> Reading:

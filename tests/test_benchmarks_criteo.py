@@ -45,10 +45,16 @@ def test_a_system_that_fails_is_a_line(tmp_path: Path) -> None:
 def test_systems_say_what_they_are() -> None:
     settings = [(system.name, system.format, threads) for system in SYSTEMS for threads in system.threads]
     assert len(settings) == len(set(settings))
-    assert {system.format for system in SYSTEMS} == {"tsv", "gzip", "zstd", "parquet"}
+    assert {system.format for system in SYSTEMS} == {"tsv", "gzip", "zstd", "parquet", "packed"}
 
 
-@pytest.mark.parametrize("name", ["pyarrow csv", "pyarrow parquet", "polars csv", "polars parquet", "InTune loader"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pyarrow csv", "pyarrow parquet", "polars csv", "polars parquet"),
+        *("InTune loader", "InTune loader, shuffled", "InTune tf.data blocks"),
+    ],
+)
 def test_systems_give_the_rows(tmp_path: Path, name: str) -> None:
     system = next(system for system in SYSTEMS if system.name == name)
     if criteo.missing(system):

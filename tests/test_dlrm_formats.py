@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_examples.convert import SUFFIXES, convert, main
+from dlrm_examples.convert import SUFFIXES, convert
 from dlrm_examples.criteo import compressed
 from dlrm_examples.criteo.blocks import Split, row_offsets
 from dlrm_examples.criteo.compressed import FrameRef, PieceRef, scan_compressed
@@ -21,23 +21,24 @@ from dlrm_examples.criteo.formats import (
     Reader,
     count_rows,
     epoch_order,
-    packed,
+    from_bytes,
     parse,
     parse_selected,
     scan,
-    unpacked,
+    to_bytes,
 )
 from dlrm_examples.criteo.tsv import Block, Rows
-from intune_callbacks.errors import ConfigError
+from intune_callbacks.cli import main
 from tests.dlrm_rows import rows_text
 
 MODULI = (1_000_003,) * 26
 ROWS = 700
 ALL = Split("train", 0.0)
+BY_ROWS = ("parquet", "packed")
 
 
 def need(target: str) -> None:
-    package = {"zstd": "zstandard", "parquet": "pyarrow"}.get(target)
+    package = {"zstd": "zstandard", "parquet": "pyarrow", "packed": "xxhash"}.get(target)
     if package is not None:
         pytest.importorskip(package)
 
@@ -64,7 +65,7 @@ def read_all(path: Path, split: Split = ALL, block_bytes: int = 5_000) -> list[n
 def test_the_same_rows_to_the_last_bit(source: Path, tmp_path: Path, target: str, block_bytes: int) -> None:
     need(target)
     written = convert(source, tmp_path, target, group_rows=90)
-    assert written.name == ("rows.parquet" if target == "parquet" else f"rows.tsv{SUFFIXES[target]}")
+    assert written.name == ("rows" if target in BY_ROWS else "rows.tsv") + SUFFIXES[target]
     for got, wanted in zip(read_all(written, block_bytes=block_bytes), read_all(source), strict=True):
         assert got.dtype == wanted.dtype
         assert np.array_equal(got, wanted)
@@ -78,7 +79,7 @@ def test_splits_and_counts(source: Path, tmp_path: Path, target: str) -> None:
     sides = [read_all(written, split)[2][:, 0].tolist() for split in splits]
     assert sorted(sides[0] + sides[1]) == list(range(ROWS))
     assert [count_rows(scan([written], 3_000), split) for split in splits] == [len(side) for side in sides]
-    if target != "parquet":
+    if target not in BY_ROWS:
         assert sides == [read_all(source, split)[2][:, 0].tolist() for split in splits]
 
 
@@ -88,7 +89,7 @@ def test_contents_can_be_sent_as_bytes(source: Path, tmp_path: Path, target: str
     reader = Reader()
     for ref in scan([convert(source, tmp_path, target, group_rows=90)], 5_000):
         content = reader(ref)
-        sent = unpacked(ref, *packed(content))
+        sent = from_bytes(ref, *to_bytes(content))
         one, other = (parse(each, MODULI, on_bad_row="error", split=ALL) for each in (content, sent))
         assert all(np.array_equal(a, b) for a, b in zip(joined([one]), joined([other]), strict=True))
 
@@ -210,11 +211,22 @@ def test_streams_are_shuffled_among_each_other_but_not_in_themselves(source: Pat
 
 
 def test_convert_from_the_command_line(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path), str(source), "--format", "gzip"]) == 0
+    assert main(["convert", str(source), str(tmp_path), "--format", "gzip"]) == 0
     written = tmp_path / "rows.tsv.gz"
     assert capsys.readouterr().out.strip() == str(written)
     assert gzip.decompress(written.read_bytes()) == source.read_bytes()
-    assert main([str(tmp_path), "nowhere.tsv", "--format", "gzip"]) == 2
-    assert "nowhere.tsv" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="expected one of gzip, zstd, parquet"):
-        convert(source, tmp_path, "csv")
+    assert main(["convert", "nowhere.tsv", str(tmp_path)]) == 2
+    assert "nowhere.tsv: no such file or directory" in capsys.readouterr().err
+    assert main(["convert", str(written), str(tmp_path), "--format", "parcet", "--dense", "float8"]) == 2
+    told = capsys.readouterr().err
+    assert "did you mean 'parquet'" in told and "expected one of float32, float16" in told and "from plain TSV" in told
+
+
+@pytest.mark.parametrize("target", [target for target in SUFFIXES if target != "packed"])
+def test_parsed_rows_can_be_made_of_every_format(source: Path, tmp_path: Path, target: str) -> None:
+    need(target)
+    need("packed")
+    written = convert(convert(source, tmp_path, target, group_rows=90), tmp_path / "packed", "packed", group_rows=64)
+    assert written.name == "rows.packed"
+    for got, wanted in zip(read_all(written), read_all(source), strict=True):
+        assert np.array_equal(got, wanted)

@@ -210,12 +210,12 @@ def test_all_problems_at_once(files: list[Path]) -> None:
         loader([], 1)
 
 
-@pytest.mark.parametrize("target", ["gzip", "zstd", "parquet"])
+@pytest.mark.parametrize("target", ["gzip", "zstd", "parquet", "packed"])
 @pytest.mark.parametrize("workers", [dict.fromkeys(STAGES, 0), {"read": 3, "parse": 2}])
 def test_every_format_whatever_the_workers(
     files: list[Path], tmp_path: Path, target: str, workers: dict[str, int]
 ) -> None:
-    pytest.importorskip({"gzip": "gzip", "zstd": "zstandard", "parquet": "pyarrow"}[target])
+    pytest.importorskip({"gzip": "gzip", "zstd": "zstandard", "parquet": "pyarrow", "packed": "xxhash"}[target])
     others = [convert(path, tmp_path, target, group_rows=20) for path in files]
     options = {"test_fraction": 0.0, "drop_last": False}
     assert same(epoch(loader(others, shuffle=False, **options)), epoch(loader(files, shuffle=False, **options)))

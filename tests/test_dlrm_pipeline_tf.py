@@ -174,9 +174,9 @@ def test_paths_may_be_a_generator(files: list[Path]) -> None:
     build(reading)
 
 
-@pytest.mark.parametrize("target", ["gzip", "zstd", "parquet"])
+@pytest.mark.parametrize("target", ["gzip", "zstd", "parquet", "packed"])
 def test_every_format_in_blocks(files: list[Path], tmp_path: Path, target: str) -> None:
-    pytest.importorskip({"gzip": "gzip", "zstd": "zstandard", "parquet": "pyarrow"}[target])
+    pytest.importorskip({"gzip": "gzip", "zstd": "zstandard", "parquet": "pyarrow", "packed": "xxhash"}[target])
     others = [convert(path, tmp_path, target, group_rows=20) for path in files]
     options = {"test_fraction": 0.0, "drop_last": False}
     assert same(epoch(dataset(others, shuffle=False, **options)), epoch(dataset(files, shuffle=False, **options)))

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata")
 
 from dlrm_examples.convert import convert  # noqa: E402
-from dlrm_examples.criteo import formats, pipeline, shards  # noqa: E402
+from dlrm_examples.criteo import arrays, formats, pipeline, shards  # noqa: E402
 from dlrm_examples.criteo.reading import Reading  # noqa: E402
 from dlrm_examples.generate import generate  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
@@ -22,15 +22,15 @@ from intune_callbacks.pipelines.find import find  # noqa: E402
 ROWS = 700
 
 
-@pytest.fixture(scope="module", params=["text", "parquet"])
+@pytest.fixture(scope="module", params=["text", "parquet", "packed"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("rows")
     text = generate(folder, rows=ROWS, shards=2, seed=3)
     if request.param == "text":
         return text
-    pytest.importorskip("pyarrow")
+    pytest.importorskip({"parquet": "pyarrow", "packed": "xxhash"}[request.param])
     # Row groups smaller and larger than the batches below.
-    return [convert(path, folder / "parquet", "parquet", group_rows=200) for path in text]
+    return [convert(path, folder / request.param, request.param, group_rows=200) for path in text]
 
 
 def joined(batches: tuple[Any, ...]) -> dict[str, Any]:
@@ -105,6 +105,7 @@ def test_a_rank_parses_its_own_rows_only(files: list[Path], monkeypatch: pytest.
     if any(formats.is_parquet(str(path)) for path in files):
         # Of the integers' columns, [13, rows]: what is converted, not what is left of it.
         count(importlib.import_module("dlrm_examples.criteo.parquet"), "logarithms", lambda dense: dense.shape[1])
+    count(arrays, "_reduced", len)
     batches = list(shards.build(Reading(files, 40, test_fraction=0.0), 1, 4))
     own = sum(len(batch["labels"]) for batch in batches)
     assert own == ROWS // 40 * 10

@@ -27,6 +27,7 @@ TRIED = {
     ("torch",): ("import intune_callbacks.pretrain.training", "lightning"),
     ("numba",): ("import dlrm_examples.criteo.kernel", "criteo"),
     ("pyarrow",): ("import dlrm_examples.criteo.parquet", "criteo"),
+    ("xxhash",): ("import dlrm_examples.criteo.packed", "criteo"),
     ("zstandard",): (
         "from dlrm_examples.convert import convert; convert(__import__('os').devnull, '.', 'zstd')",
         "criteo",

@@ -5,6 +5,8 @@ parse.py        the same for blocks: kernel.py with numba, swar.py with numpy
 blocks.py       TSV files cut into byte ranges at line ends, the train/test split
 compressed.py   gzip and Zstandard files cut into pieces
 parquet.py      Parquet files by row groups
+packed.py       rows that were parsed before, in blocks with checksums
+arrays.py       such rows mapped into memory, from packed files or arrays of others
 formats.py      all of them behind one interface
 reading.py      what the pipelines are asked for
 stages.py       read, parse, shuffle, batch, collate

@@ -1,4 +1,4 @@
-"""What is read at once, a range of lines or a row group; which rows are held out for the test; their order."""
+"""What is read at once, lines, a row group or parsed rows; which rows are held out for the test; their order."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from dlrm_examples.criteo.hashing import mix64
 from dlrm_examples.criteo.tsv import Block
 
 __all__ = [
+    "Arrays",
+    "ArraysRef",
     "BlockRef",
     "Content",
     "RowGroup",
@@ -25,6 +27,7 @@ __all__ = [
     "file_key",
     "pread",
     "read_block",
+    "row_numbers",
     "row_offsets",
     "row_order",
     "scan_blocks",
@@ -72,7 +75,38 @@ class RowGroup:
         return self.ref.path
 
 
-Content = Block | RowGroup
+@dataclass(frozen=True, slots=True)
+class ArraysRef:
+    """`rows` parsed rows of the file `path`, of which the first is row `first_row` of the file."""
+
+    path: str
+    first_row: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Rows that were parsed before, as they lie in the file.
+
+    Args:
+        ref: which rows.
+        labels: [n], 0 or 1.
+        dense: [n, 13], whole numbers, or floats that are logarithms already.
+        categories: [n, 26], whole numbers, no modulus taken.
+    """
+
+    ref: ArraysRef
+    labels: npt.NDArray[Any]
+    dense: npt.NDArray[Any]
+    categories: npt.NDArray[Any]
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.ref.path
+
+
+Content = Block | RowGroup | Arrays
 
 
 def scan_blocks(paths: Iterable[str | os.PathLike[str]], block_bytes: int) -> list[BlockRef]:
@@ -121,7 +155,7 @@ class Split:
     """A random share of the rows, decided for each row by a hash of seed, file name and byte offset.
 
     It does not depend on block size, reading order, other files, or where the folder lies; nor on how the file is
-    compressed. A Parquet file has rows, not bytes: there the number of the row in the file is its offset.
+    compressed. Parquet and arrays have rows, not bytes: there the number of the row in the file is its offset.
 
     Args:
         name: ``train`` or ``test``.
@@ -159,8 +193,13 @@ def row_order(rows: int, seed: int, epoch: int, block: int) -> npt.NDArray[np.in
 
 
 def row_offsets(content: Content) -> npt.NDArray[np.int64]:
-    """Return what a `Split` knows the rows by, [n]: a line's byte in its file, a Parquet row's number in its file."""
-    return _line_offsets(content) if isinstance(content, Block) else content.ref.first_row + np.arange(content.ref.rows)
+    """Return what a `Split` knows the rows by, [n]: a line's byte in its file, any other row's number in its file."""
+    return _line_offsets(content) if isinstance(content, Block) else row_numbers(content.ref)
+
+
+def row_numbers(ref: RowGroupRef | ArraysRef) -> npt.NDArray[np.int64]:
+    """Return the rows' numbers in their file, [n]."""
+    return ref.first_row + np.arange(ref.rows)
 
 
 def _line_offsets(block: Block) -> npt.NDArray[np.int64]:

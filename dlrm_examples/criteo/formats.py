@@ -1,6 +1,6 @@
-"""Criteo files of any format, told from their names: ``.gz``, ``.zst``, ``.parquet``, anything else plain TSV.
+"""Criteo files of any format, told from their names: ``.gz``, ``.zst``, ``.parquet``, arrays, anything else plain TSV.
 
-parquet.py needs pyarrow and is imported only when there is a file for it.
+parquet.py and packed.py need packages of their own and are imported only when there is a file for them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_examples.criteo.arrays import is_arrays, parse_arrays, read_arrays, scan_arrays
 from dlrm_examples.criteo.blocks import (
+    Arrays,
+    ArraysRef,
     BlockRef,
     Content,
-    RowGroup,
     RowGroupRef,
     Split,
     block_order,
     read_block,
+    row_numbers,
     row_offsets,
     scan_blocks,
 )
@@ -31,16 +34,16 @@ __all__ = [
     "Ref",
     "count_rows",
     "epoch_order",
+    "from_bytes",
     "is_parquet",
-    "packed",
     "parse",
     "parse_selected",
     "scan",
-    "unpacked",
+    "to_bytes",
 ]
 
 
-Ref = BlockRef | PieceRef | FrameRef | RowGroupRef
+Ref = BlockRef | PieceRef | FrameRef | RowGroupRef | ArraysRef
 
 
 def is_parquet(path: str) -> bool:
@@ -49,10 +52,10 @@ def is_parquet(path: str) -> bool:
 
 
 def scan(paths: Iterable[str | os.PathLike[str]], block_bytes: int) -> list[Ref]:
-    """Cut files into what is read at once: `block_bytes` bytes of the file, or a row group.
+    """Cut files into what is read at once: `block_bytes` bytes of the file, a row group, or a block of a packed file.
 
     Raises:
-        ConfigError: a Parquet file is none, or has other columns.
+        ConfigError: a file is not what its name says, was cut short, or has other columns.
         MissingPackage: what reads this format is not installed.
     """
     refs: list[Ref] = []
@@ -61,6 +64,8 @@ def scan(paths: Iterable[str | os.PathLike[str]], block_bytes: int) -> list[Ref]
             from dlrm_examples.criteo.parquet import scan_parquet
 
             refs += scan_parquet(path)
+        elif is_arrays(path):
+            refs += scan_arrays(path, block_bytes)
         else:
             refs += scan_compressed(path, block_bytes) if compression(path) else scan_blocks([path], block_bytes)
     return refs
@@ -77,9 +82,11 @@ class Reader:
         return Reader, ()
 
     def __call__(self, ref: Ref) -> Content:
-        """Return the lines, or the row group, that `ref` stands for."""
+        """Return the lines, the row group, or the parsed rows that `ref` stands for."""
         if isinstance(ref, BlockRef):
             return read_block(ref)
+        if isinstance(ref, ArraysRef):
+            return read_arrays(ref)
         if isinstance(ref, FrameRef):
             return read_frames(ref)
         if isinstance(ref, PieceRef):
@@ -121,27 +128,33 @@ def parse_selected(
     """
     if isinstance(content, Block):
         return parse_block(content, table_rows, on_bad_row=on_bad_row, select=select, kernel=kernel)
+    if isinstance(content, Arrays):
+        return parse_arrays(content, table_rows, on_bad_row, select)
     from dlrm_examples.criteo.parquet import parse_row_group
 
     return parse_row_group(content, table_rows, on_bad_row, select)
 
 
-def packed(content: Content) -> tuple[int, bytes]:
+def to_bytes(content: Content) -> tuple[int, bytes]:
     """Return a number and bytes that stand for `content`, for frameworks that pass nothing else between stages."""
     if isinstance(content, Block):
         return content.offset, content.data
-    from dlrm_examples.criteo.parquet import to_bytes
+    if isinstance(content, Arrays):
+        return content.ref.first_row, b""
+    from dlrm_examples.criteo import parquet
 
-    return content.ref.first_row, to_bytes(content)
+    return content.ref.first_row, parquet.to_bytes(content)
 
 
-def unpacked(ref: Ref, offset: int, data: bytes) -> Content:
-    """Return what was `packed`, read from `ref`."""
+def from_bytes(ref: Ref, offset: int, data: bytes) -> Content:
+    """Return what `to_bytes` was given, read from `ref`."""
     if isinstance(ref, BlockRef | PieceRef | FrameRef):
         return Block(ref.path, offset, data)
-    from dlrm_examples.criteo.parquet import from_bytes
+    if isinstance(ref, ArraysRef):
+        return read_arrays(ref, checked=False)
+    from dlrm_examples.criteo import parquet
 
-    return from_bytes(ref, data)
+    return parquet.from_bytes(ref, data)
 
 
 def epoch_order(refs: Sequence[Ref], *, shuffle: bool, seed: int, epoch: int) -> npt.NDArray[np.int64]:
@@ -162,7 +175,7 @@ def count_rows(refs: Sequence[Ref], split: Split) -> int:
     """Return how many rows of the split the references hold; text is read once, without parsing it."""
     read, rows = Reader(), 0
     for ref in refs:
-        # The footer of a Parquet file has told how many rows there are.
-        content = RowGroup(ref, None) if isinstance(ref, RowGroupRef) else read(ref)
-        rows += int(split.select(ref.path, row_offsets(content)).sum())
+        # Of all but text it is known how many rows there are.
+        offsets = row_numbers(ref) if isinstance(ref, RowGroupRef | ArraysRef) else row_offsets(read(ref))
+        rows += int(split.select(ref.path, offsets).sum())
     return rows

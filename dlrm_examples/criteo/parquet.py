@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_examples.criteo.blocks import RowGroup, RowGroupRef, row_offsets
+from dlrm_examples.criteo.hashing import remainders
 from dlrm_examples.criteo.swar import PAD, hexadecimals, logarithms, padded
 from dlrm_examples.criteo.tsv import (
     CATEGORIES,
@@ -129,7 +130,7 @@ def parse_row_group(content: RowGroup, table_rows: Sequence[int], on_bad_row: st
     for column, modulus in enumerate(table_rows):
         hashes, bad = _hashes(columns[1 + DENSE + column])
         refuse(1 + DENSE + column, bad)
-        categories[:, column] = hashes % np.uint32(modulus)
+        categories[:, column] = remainders(hashes, modulus)
     good = wrong == WIDTH
     refused = np.flatnonzero(~good)
     if len(refused) and on_bad_row == "error":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from dlrm_examples.criteo.arrays import is_arrays
 from dlrm_examples.criteo.compressed import compression
 from dlrm_examples.criteo.formats import is_parquet
 from dlrm_examples.criteo.reading import Reading
@@ -46,7 +47,7 @@ def build(
     """
     problems = list(choice_problem("style", style, STYLES))
     if style == "plain":
-        others = [path for path in reading.files if compression(path) or is_parquet(path)]
+        others = [path for path in reading.files if compression(path) or is_parquet(path) or is_arrays(path)]
         problems += [f"paths: {path}: style='plain' reads plain TSV only; use style='blocks'" for path in others]
         problems += ["skipped: style='plain' does not count; use style='blocks'"] if skipped is not None else []
     reading.check(STAGES.get(style, STAGES["blocks"]), autotune=True, problems=problems)

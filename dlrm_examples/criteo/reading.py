@@ -21,7 +21,8 @@ class Reading:
     """Which rows of which files, in which order, in batches of which size, by how many workers.
 
     Args:
-        paths: the files, each with Criteo rows only: TSV, also as ``.gz`` or ``.zst``, and ``.parquet``.
+        paths: the files, each with Criteo rows only: TSV, also as ``.gz`` or ``.zst``, ``.parquet``, ``.packed``, or
+            arrays (``_dense.npy``, ``.bin``).
         batch_size: rows per batch.
         table_rows: rows of the embedding tables, one number for all or 26; the categories' moduli.
         split: ``train`` or ``test``.
@@ -33,7 +34,7 @@ class Reading:
         workers: stage -> its workers, threads or parallel calls; 1 where not given, 0 runs a stage inline.
         prefetch: batches kept ready.
         read_latency_ms: sleep this long for each block, to stand for a network file system.
-        block_bytes: bytes of a file read at once; of Parquet always a row group.
+        block_bytes: bytes of a file read at once; of Parquet always a row group, of a packed file a block.
         on_bad_row: ``error``, or ``skip``, which leaves malformed rows out and counts them.
         kernel: what parses text, ``numba`` or ``numpy``, with the same result; by default numba where it is installed.
     """

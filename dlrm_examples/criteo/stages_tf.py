@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from dlrm_examples.criteo.blocks import Split, file_key, row_order
-from dlrm_examples.criteo.formats import Reader, Ref, epoch_order, packed, parse, unpacked
+from dlrm_examples.criteo.formats import Reader, Ref, epoch_order, from_bytes, parse, to_bytes
 from dlrm_examples.criteo.parse import warm_up
 from dlrm_examples.criteo.reading import Reading
 from dlrm_examples.criteo.tsv import CATEGORIES, DENSE
@@ -54,11 +54,11 @@ class _Steps:
     def fetch(self, index: int) -> tuple[np.int64, bytes]:
         if self.reading.latency_s:
             time.sleep(self.reading.latency_s)
-        offset, data = packed(self.reader(self.refs[index]))
+        offset, data = to_bytes(self.reader(self.refs[index]))
         return np.int64(offset), data
 
     def rows(self, index: int, offset: int, data: bytes) -> tuple[npt.NDArray[Any], ...]:
-        asked, content = self.reading, unpacked(self.refs[index], int(offset), data)
+        asked, content = self.reading, from_bytes(self.refs[index], int(offset), data)
         parsed = parse(content, asked.moduli, on_bad_row=asked.on_bad_row, split=asked.chosen, kernel=asked.kernel)
         if self.skipped is not None:
             self.skipped.add(parsed.skipped)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_examples.criteo.hashing import remainders
 from dlrm_examples.criteo.tsv import DENSE, LONGEST_INTEGER, WIDTH, Block, Rows, Select, bad_row
 
 __all__ = ["PAD", "hexadecimals", "logarithms", "padded", "parse"]
@@ -31,7 +32,7 @@ def parse(block: Block, table_rows: Sequence[int], on_bad_row: str, select: Sele
     hashes, bad_hash = hexadecimals(words, starts[:, 1 + DENSE :], ends[:, 1 + DENSE :])
     rows = Rows(labels, dense, np.empty(hashes.shape, np.int32))
     for column, modulus in enumerate(table_rows):
-        rows.categories[:, column] = hashes[:, column] % np.uint32(modulus)
+        rows.categories[:, column] = remainders(hashes[:, column], modulus)
     bad = np.concatenate((bad_label[:, None], bad_dense, bad_hash), axis=1)
     bad_rows = np.asarray(bad.any(axis=1))
     skipped = len(miscounted) + int(bad_rows.sum())

@@ -154,7 +154,7 @@ def parse_block_slowly(
     return Rows(
         np.array(labels, np.float32),
         np.array(dense, np.float32).reshape(-1, DENSE),
-        np.array(categories, np.int32).reshape(-1, CATEGORIES),
+        np.array(categories, np.int64).astype(np.int32).reshape(-1, CATEGORIES),
         skipped,
     )
 
