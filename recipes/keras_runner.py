@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from intune_callbacks.errors import BuildFailed, MissingPackage
 
-from .data import reading
+from .data import SAMPLE_ROWS, reading
 from .results import Fitted
 from .schema import Config
 
@@ -26,12 +26,13 @@ except ImportError as error:
     raise MissingPackage(error.name or "keras", "dlrm-keras") from None
 
 from dlrm_examples.criteo.pipeline_tf import STAGES, Skipped, build
+from dlrm_examples.models.hammock import quantiles
 from dlrm_examples.models.metrics import evaluate
 from dlrm_examples.models.optimizers_keras import optimizer_for
 from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.pipelines.tf import build as tf_build
 
-from .stopwatch_keras import Curve, Recorded, timed
+from .stopwatch_keras import Curve, RecordedDLRM, RecordedHammock, timed
 
 __all__ = ["InTuneCallback", "fit", "fit_model", "predicted"]
 
@@ -51,7 +52,12 @@ def fit(config: Config, rank: int, callback: InTuneCallback | None) -> Fitted:
     train, test = (reading(config, split, STAGES[style]) for split in ("train", "test"))
     rows = build(train, style=style, skipped=skipped if style == "blocks" else None, sized=True)
     # On torch, of Keras's optimisers SGD alone takes sparse gradients.
-    model = Recorded(replace(config.model.sizes, sparse_gradients=given.optimizer == "sgd"), seed=config.seed)
+    sparse = given.optimizer == "sgd"
+    if config.model.network == "hammock":
+        edges = quantiles(train.sample(SAMPLE_ROWS).dense, config.model.buckets)
+        model: Any = RecordedHammock(replace(config.model.hammock, sparse_gradients=sparse), edges, seed=config.seed)
+    else:
+        model = RecordedDLRM(replace(config.model.sizes, sparse_gradients=sparse), seed=config.seed)
     optimizer = optimizer_for(given.optimizer, given.learning_rate, given.eps, given.schedule)
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
     curve = fit_model(model, rows, config, rank, callback)

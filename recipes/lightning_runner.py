@@ -11,7 +11,7 @@ from typing import Any
 
 from intune_callbacks.errors import MissingPackage
 
-from .data import reading
+from .data import SAMPLE_ROWS, reading
 from .results import Fitted
 from .schema import Config
 
@@ -22,7 +22,9 @@ except ImportError:
     raise MissingPackage("pytorch-lightning", "lightning") from None
 
 from dlrm_examples.criteo import pipeline, shards
-from dlrm_examples.models.lightning_module import DLRMModule
+from dlrm_examples.criteo.reading import Reading
+from dlrm_examples.models.hammock import quantiles
+from dlrm_examples.models.lightning_module import ClickModule, DLRMModule, HammockModule
 from intune_callbacks.lightning import InTuneCallback
 
 from .stopwatch_lightning import Curve, FetchClock
@@ -49,7 +51,7 @@ def fit(config: Config, rank: int, callback: InTuneCallback | None) -> Fitted:
     clock = FetchClock()
     curve = Curve(clock)
     callbacks: list[Any] = [curve] if callback is None else [curve, callback]
-    model, strategy = _model(config)
+    model, strategy = _model(config, train)
     trainer = pl.Trainer(
         max_epochs=given.max_epochs,
         max_steps=given.max_steps,
@@ -77,7 +79,7 @@ def fit(config: Config, rank: int, callback: InTuneCallback | None) -> Fitted:
     return Fitted(curve, losses.tolist(), figures, train.workers, skipped_rows)
 
 
-def _model(config: Config) -> tuple[DLRMModule, Any]:
+def _model(config: Config, train: Reading) -> tuple[ClickModule, Any]:
     """Return the model, and Lightning's strategy for it."""
     given = config.trainer
     options: dict[str, Any] = {
@@ -87,6 +89,9 @@ def _model(config: Config) -> tuple[DLRMModule, Any]:
         "seed": config.seed,
         "schedule": given.schedule,
     }
+    if config.model.network == "hammock":
+        edges = quantiles(train.sample(SAMPLE_ROWS).dense, config.model.buckets)
+        return HammockModule(config.model.hammock, edges, **options), "auto"
     if given.strategy == "auto":
         return DLRMModule(config.model.sizes, **options), "auto"
     from dlrm_examples.hybrid.lightning import HybridModule, HybridStrategy

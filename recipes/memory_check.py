@@ -18,7 +18,7 @@ LARGEST_SHARE = 0.8
 
 def tables_bytes(config: Config) -> int:
     """Return the bytes of all tables and of their optimiser's state."""
-    dim = config.model.embedding_dim
+    dim = config.model.weights_per_row
     state = {"sgd": 0, "adagrad": dim, "rowwise-adagrad": 1}[config.trainer.optimizer]
     return FLOAT_BYTES * (dim + state) * sum(config.model.table_rows)
 

@@ -73,14 +73,23 @@ def tested(figures: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def result_table(outcome: Outcome) -> str:
-    """Return what a run gave as a table of two lines: quality on the held-out rows, speed over the last half."""
+def result_table(outcome: Outcome, trees: Mapping[str, float] | None = None) -> str:
+    """Return what a run gave as a table: quality on the held-out rows, speed over the last half.
+
+    Args:
+        outcome: of the run.
+        trees: what `metrics.evaluate` gave for gradient boosted trees: a third line.
+    """
     test = {"auc": outcome.report["auc"], **outcome.report.get("test", {})}
     quality = {"AUC": "auc", "accuracy": "accuracy", "log loss": "log_loss"}
     cells = {title: four_digits(test[key]) for title, key in quality.items() if key in test}
     cells["samples/s"] = amount(outcome.steady.throughput_samples_per_s)
     cells["data wait"] = f"{outcome.steady.wait_frac or 0.0:.1%}"
-    return "\n".join("".join(f"{word:<11}" for word in line).rstrip() for line in (cells, cells.values()))
+    lines = [[*cells], [*cells.values()]]
+    if trees is not None:
+        found = {"auc": tested(trees)["auc"], **tested(trees)["test"]}
+        lines.append([*(four_digits(found[key]) for key in quality.values()), "gradient boosted trees"])
+    return "\n".join("".join(f"{word:<11}" for word in line).rstrip() for line in lines)
 
 
 def _observation(marks: Marks, threads: Mapping[str, int]) -> Observation:

@@ -24,13 +24,15 @@ __all__ = ["Outcome", "callback_options", "run", "train"]
 def run(resolved: Resolved) -> Outcome:
     """Train, write `report.json` and `history.jsonl` into the configuration's `run_dir`, print end card and result."""
     mode, source = resolved.mode
+    if resolved.config.gbdt:
+        from . import trees  # what is missing is said before the training
     outcome = train(resolved.config, mode, source)
     outcome.report["settings"] = resolved.settings
     report = Report.from_json(outcome.report)
     write_report(resolved.config.run_dir, report)
     at_the_end(resolved.config.run_dir)
     show(report, resolved.config.run_dir)
-    print(f"\n{result_table(outcome)}")
+    print(f"\n{result_table(outcome, trees.fitted(resolved.config) if resolved.config.gbdt else None)}")
     return outcome
 
 

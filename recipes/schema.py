@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_examples.criteo.tsv import CATEGORIES, hashed_table_rows
+from dlrm_examples.models.hammock import HammockConfig
 from dlrm_examples.models.schedule import Schedule
 from dlrm_examples.models.sizes import INTERACTIONS, DLRMConfig
 from dlrm_examples.models.tables import TABLES
@@ -20,6 +21,7 @@ FRAMEWORKS = ("lightning", "keras")
 STYLES = ("blocks", "plain")
 BAD = ("error", "skip")
 STRATEGIES = ("auto", "hybrid")
+NETWORKS = ("dlrm", "hammock")
 OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad")
 HASHED = "hashed"
 
@@ -62,9 +64,11 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The DLRM; the defaults are Meta's Kaggle setting (bench/dlrm_s_criteo_kaggle.sh, facebookresearch/dlrm).
+    """The network; the defaults are Meta's Kaggle setting (bench/dlrm_s_criteo_kaggle.sh, facebookresearch/dlrm).
 
     Args:
+        network: ``dlrm``, or ``hammock``, two layers over one-hot inputs, which has of what follows `tables`,
+            `max_table_rows`, `buckets` and `hidden`.
         embedding_dim: width of every embedding and of the bottom MLP's output.
         bottom_mlp: hidden widths between the 13 dense features and `embedding_dim`.
         top_mlp: hidden widths between the interaction and the click logit.
@@ -75,8 +79,11 @@ class Model:
         dcn_low_rank: rank of each cross layer of ``dcn``.
         bag_sizes: ids per table, 26 numbers: each id of the data becomes a bag of so many, as in MLPerf's synthetic
             multi-hot data; None leaves one id per table.
+        buckets: of ``hammock``: values each number is cut into, at quantiles of the training rows.
+        hidden: of ``hammock``: width of the layer between the two.
     """
 
+    network: str = "dlrm"
     embedding_dim: int = limited(16, 1, 4096)
     bottom_mlp: tuple[int, ...] = (512, 256, 64)
     top_mlp: tuple[int, ...] = (512, 256)
@@ -86,9 +93,12 @@ class Model:
     dcn_layers: int = limited(3, 1, 64)
     dcn_low_rank: int = limited(512, 1, 65_536)
     bag_sizes: tuple[int, ...] | None = None
+    buckets: int = limited(32, 2, 65_536)
+    hidden: int = limited(32, 1, 65_536)
 
     def __post_init__(self) -> None:
-        problems = [*choice_problem("tables", self.tables, (HASHED, *TABLES))]
+        problems = [*choice_problem("network", self.network, NETWORKS)]
+        problems += [*choice_problem("tables", self.tables, (HASHED, *TABLES))]
         problems += choice_problem("interaction", self.interaction, INTERACTIONS)
         if self.bag_sizes is not None and len(self.bag_sizes) != CATEGORIES:
             problems.append(f"bag_sizes: {len(self.bag_sizes)} numbers given, expected {CATEGORIES}, one per table")
@@ -103,7 +113,7 @@ class Model:
 
     @property
     def sizes(self) -> DLRMConfig:
-        """The sizes of the model."""
+        """The sizes of a DLRM."""
         return DLRMConfig(
             table_rows=self.table_rows,
             embedding_dim=self.embedding_dim,
@@ -114,6 +124,16 @@ class Model:
             dcn_low_rank=self.dcn_low_rank,
             bag_sizes=self.bag_sizes,
         )
+
+    @property
+    def hammock(self) -> HammockConfig:
+        """The sizes of a Hammock."""
+        return HammockConfig(self.table_rows, self.buckets, self.hidden)
+
+    @property
+    def weights_per_row(self) -> int:
+        """Width of the tables."""
+        return self.hidden if self.network == "hammock" else self.embedding_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +214,11 @@ class Config:
         batch_size: samples per step, over all devices.
         test_frac: share of the rows held out for the AUC, 0..1, drawn at random.
         read_latency_ms: added to the read of every block, to emulate a network file system.
+        gbdt: at the end fit gradient boosted trees to the same rows, a million at most, and print what they reach;
+            needs the extra ``gbdt``.
         run_dir: where report.json, history.jsonl and found.yaml are written.
         pipeline: how the rows are read.
-        model: the DLRM.
+        model: the network.
         trainer: what the Trainer or `fit` gets.
         intune: how the tuner behaves.
     """
@@ -208,6 +230,7 @@ class Config:
     batch_size: int = limited(128, 1, 10_000_000)
     test_frac: float = limited(0.1, 0.001, 0.9)
     read_latency_ms: float = limited(0.0, 0.0, 60_000.0)
+    gbdt: bool = False
     run_dir: Path = Path("runs/dlrm-lightning")
     pipeline: Pipeline = field(default_factory=Pipeline)
     model: Model = field(default_factory=Model)
@@ -226,6 +249,11 @@ class Config:
             problems.append(
                 "trainer.optimizer=rowwise-adagrad: Keras has no such optimiser; expected adagrad or sgd, "
                 "framework=lightning, or trainer.strategy=hybrid"
+            )
+        if trainer.strategy == "hybrid" and self.model.network != "dlrm":
+            problems.append(
+                f"model.network={self.model.network}: trainer.strategy=hybrid divides the tables of a DLRM; expected "
+                "network=dlrm, or strategy=auto"
             )
         if trainer.strategy == "hybrid" and self.pipeline.on_bad_row == "skip":
             problems.append("pipeline.on_bad_row=skip: ranks that share batches cannot leave rows out; expected error")

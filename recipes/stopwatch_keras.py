@@ -11,10 +11,11 @@ import tensorflow as tf
 from keras import ops
 
 from dlrm_examples.models.dlrm_keras import DLRM
+from dlrm_examples.models.hammock_keras import Hammock
 
 from .stopwatch import Marks
 
-__all__ = ["Curve", "Recorded", "timed"]
+__all__ = ["Curve", "RecordedDLRM", "RecordedHammock", "timed"]
 
 KEPT = 1024
 CYCLE = 4 * KEPT
@@ -45,15 +46,17 @@ def timed(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, tf.Variable]:
     return clocked.with_options(options), waited_s
 
 
-class Recorded(DLRM):
-    """A DLRM that remembers the training losses of its last `KEPT` steps, without the CPU having to wait for them."""
+class Recorded:
+    """A model that remembers the training losses of its last `KEPT` steps, without the CPU having to wait for them."""
+
+    add_weight: Any
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._kept = self.add_weight(shape=(KEPT + 1,), initializer="zeros", trainable=False, name="kept")
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        loss = super().compute_loss(*arguments, **options)
+        loss = super().compute_loss(*arguments, **options)  # type: ignore[misc]
         kept, steps = self._kept[:-1], self._kept[-1]
         kept = ops.where(ops.equal(ops.arange(KEPT, dtype="float32"), steps % KEPT), ops.cast(loss, "float32"), kept)
         # One variable with the losses: a counter of its own TensorFlow would count up for the batch that is not there,
@@ -65,10 +68,18 @@ class Recorded(DLRM):
         """Return the losses of the steps from `step` on; there must not be more than `KEPT`."""
         if keras.backend.backend() == "jax":
             # During an epoch the state is in the training loop, and the model's own is out of date.
-            self.jax_state_sync()
+            self.jax_state_sync()  # type: ignore[attr-defined]
         kept = ops.convert_to_numpy(self._kept)
         steps = (int(kept[-1]) - step) % CYCLE
         return [float(kept[index % KEPT]) for index in range(step, step + steps)]
+
+
+class RecordedDLRM(Recorded, DLRM):
+    """A DLRM that remembers its losses."""
+
+
+class RecordedHammock(Recorded, Hammock):
+    """A Hammock that remembers its losses."""
 
 
 class Curve(keras.callbacks.Callback):  # type: ignore[misc]

@@ -39,6 +39,7 @@ def resolved(name: str, *overrides: str) -> Resolved:
 
 def need(config: Config) -> None:
     wanted = (*PACKAGES[config.framework], *(("torch", "torchrec") if config.trainer.strategy == "hybrid" else ()))
+    wanted += ("sklearn",) if config.gbdt else ()
     missing = [package for package in wanted if importlib.util.find_spec(package) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
@@ -46,7 +47,7 @@ def need(config: Config) -> None:
 
 def test_every_recipe_is_here() -> None:
     assert tuple(NAMES) == recipes.names()
-    assert len(NAMES) == 8
+    assert len(NAMES) == 10
 
 
 @pytest.fixture
@@ -65,9 +66,9 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
         assert len(trained[-1].losses) == 20
         assert all(0 < loss < math.inf for loss in trained[-1].losses)
         report = json.loads((folder / "report.json").read_text())
-        title, figures = capsys.readouterr().out.splitlines()[-2:]
+        title, figures = capsys.readouterr().out.partition("\nAUC")[2].splitlines()[:2]
         quality = ["AUC", "accuracy", "log", "loss"] if "test" in report else ["AUC"]
-        assert title.split() == [*quality, "samples/s", "data", "wait"]
+        assert ["AUC", *title.split()] == [*quality, "samples/s", "data", "wait"]
         assert figures.split()[0] == f"{report['auc']:.4f}"
         return report
 

@@ -153,15 +153,9 @@ def _blocks(parts: Iterable[Rows], block_rows: int) -> Iterator[Rows]:
     for part in parts:
         held.append(part)
         while sum(map(len, held)) >= block_rows:
-            whole = _joined(held)
+            whole = Rows.joined(held)
             yield whole.take(slice(0, block_rows))
             held = [whole.take(slice(block_rows, len(whole)))]
-    whole = _joined(held) if held else None
+    whole = Rows.joined(held) if held else None
     if whole is not None and len(whole):
         yield whole
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    return Rows(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("labels", "dense", "categories"))
-    )

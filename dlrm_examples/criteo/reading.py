@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from dlrm_examples.criteo.blocks import Split
-from dlrm_examples.criteo.formats import Ref, count_rows, scan
+from dlrm_examples.criteo.formats import Reader, Ref, count_rows, epoch_order, parse, scan
 from dlrm_examples.criteo.parse import KERNELS
-from dlrm_examples.criteo.tsv import CATEGORIES
+from dlrm_examples.criteo.tsv import CATEGORIES, Rows
 from intune_callbacks.config import choice_problem, nearest, number_problem
 from intune_callbacks.errors import ConfigError
 
@@ -96,6 +96,20 @@ class Reading:
     def refs(self) -> list[Ref]:
         """Return what is read at once, in the order of the files."""
         return scan(self.files, self.block_bytes)
+
+    def sample(self, rows: int) -> Rows:
+        """Return rows of the split from the blocks that the first epoch begins with: at least so many, if there are.
+
+        Args:
+            rows: how many are enough.
+        """
+        refs, read, parts = self.refs(), Reader(), list[Rows]()
+        for index in epoch_order(refs, shuffle=self.is_shuffled, seed=self.seed, epoch=0):
+            content = read(refs[index])
+            parts.append(parse(content, self.moduli, on_bad_row=self.on_bad_row, split=self.chosen, kernel=self.kernel))
+            if sum(map(len, parts)) >= rows:
+                break
+        return Rows.joined(parts)
 
     def batches(self, refs: Sequence[Ref]) -> int:
         """Return the batches of an epoch; text is read once for it.

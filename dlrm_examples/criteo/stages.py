@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypedDict
 
-import numpy as np
 import torch
 from torchdata.nodes import BaseNode
 
@@ -189,8 +188,9 @@ class Batcher(BaseNode[tuple[Rows, ...]]):  # type: ignore[misc]
 
 def collate(parts: tuple[Rows, ...]) -> Batch:
     """Join the parts of a batch and hand them over as tensors."""
+    rows = Rows.joined(parts)
     return {
-        "dense": torch.from_numpy(np.concatenate([part.dense for part in parts])),
-        "categories": torch.from_numpy(np.concatenate([part.categories for part in parts])),
-        "labels": torch.from_numpy(np.concatenate([part.labels for part in parts])),
+        "dense": torch.from_numpy(rows.dense),
+        "categories": torch.from_numpy(rows.categories),
+        "labels": torch.from_numpy(rows.labels),
     }

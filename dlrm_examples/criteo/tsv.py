@@ -109,6 +109,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """Return the rows of all parts, of which there is at least one."""
+        return Rows(
+            np.concatenate([part.labels for part in parts]),
+            np.concatenate([part.dense for part in parts]),
+            np.concatenate([part.categories for part in parts]),
+            sum(part.skipped for part in parts),
+        )
+
     def take(self, which: slice | npt.NDArray[Any]) -> Rows:
         """Return the chosen rows: a view for a slice, a copy for an index."""
         return Rows(self.labels[which], self.dense[which], self.categories[which], self.skipped)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
+from dlrm_examples.models.layers_keras import lookup
 from dlrm_examples.models.multihot import MASK, bags_of, spread
 from dlrm_examples.models.sizes import DLRMConfig
 
@@ -136,16 +137,7 @@ class DLRM(keras.Model):  # type: ignore[misc]
         return ops.stack(sums, axis=1)
 
     def _rows(self, rows: Any) -> Any:
-        if keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            # `ops.take` reads the whole variable first, and copies it, for the sparse update wants it for itself.
-            return tf.gather(self.tables.value, rows)
-        if keras.backend.backend() == "torch" and self.config.sparse_gradients:
-            import torch
-
-            return torch.nn.functional.embedding(rows, self.tables.value, sparse=True)
-        return ops.take(self.tables, rows, axis=0)
+        return lookup(self.tables, rows, sparse_gradients=self.config.sparse_gradients)
 
     def interact(self, dense: Any, embedded: Any) -> Any:
         """Return the top MLP's input.

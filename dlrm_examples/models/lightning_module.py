@@ -1,4 +1,4 @@
-"""DLRM as a LightningModule, for pytorch_lightning and for lightning.pytorch."""
+"""The models as LightningModules, for pytorch_lightning and for lightning.pytorch."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dlrm_examples.criteo.stages import Batch
 from dlrm_examples.models.dlrm_torch import DLRM, DLRMConfig
+from dlrm_examples.models.hammock import HammockConfig
+from dlrm_examples.models.hammock_torch import Hammock
 from dlrm_examples.models.metrics import evaluate
 from dlrm_examples.models.optimizers_torch import optimizer_for
 from dlrm_examples.models.schedule import Schedule
 from intune_callbacks.errors import MissingPackage
 
-__all__ = ["DLRMModule", "lightning_package"]
+__all__ = ["ClickModule", "DLRMModule", "HammockModule", "lightning_package"]
 
 
 def lightning_package() -> str:
@@ -47,8 +51,8 @@ else:
     LightningModule = importlib.import_module(lightning_package()).LightningModule
 
 
-class DLRMModule(LightningModule):
-    """Train a DLRM on the binary cross-entropy; test it by loss, accuracy and exact AUC.
+class ClickModule(LightningModule):
+    """Train a network on the binary cross-entropy of a click; test it by loss, accuracy and exact AUC.
 
     Logs:
 
@@ -61,9 +65,8 @@ class DLRMModule(LightningModule):
     | test_rows     | how many they are |
 
     Args:
-        config: the sizes.
-        learning_rate: 0.1 for batches of 128 in Meta's Kaggle setting (bench/dlrm_s_criteo_kaggle.sh).
-        seed: decides the initial weights.
+        model: (dense, categories) -> log-odds; the tables it looks rows up in are its `embeddings`.
+        learning_rate: of the optimiser.
         optimizer: ``sgd``, ``adagrad`` or ``rowwise-adagrad``; see `optimizers`.
         eps: of both kinds of Adagrad.
         schedule: of the learning rate; constant by default.
@@ -71,16 +74,15 @@ class DLRMModule(LightningModule):
 
     def __init__(
         self,
-        config: DLRMConfig,
-        learning_rate: float = 0.1,
-        seed: int = 0,
+        model: torch.nn.Module,
+        learning_rate: float,
         *,
         optimizer: str = "sgd",
         eps: float = 1e-8,
         schedule: Schedule | None = None,
     ) -> None:
         super().__init__()
-        self.model = DLRM(config, torch.Generator().manual_seed(seed))
+        self.model: Any = model
         self.learning_rate, self.optimizer, self.eps = learning_rate, optimizer, eps
         self.schedule = schedule or Schedule()
         self._test: list[tuple[Tensor, Tensor]] = []
@@ -119,3 +121,39 @@ class DLRMModule(LightningModule):
         full, rate = self.learning_rate, self.schedule.rate
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, full) / full)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class DLRMModule(ClickModule):
+    """Train and test a DLRM.
+
+    Args:
+        config: the sizes.
+        learning_rate: 0.1 for batches of 128 in Meta's Kaggle setting (bench/dlrm_s_criteo_kaggle.sh).
+        seed: decides the initial weights.
+        options: the other arguments of `ClickModule`.
+    """
+
+    def __init__(self, config: DLRMConfig, learning_rate: float = 0.1, seed: int = 0, **options: Any) -> None:
+        super().__init__(DLRM(config, torch.Generator().manual_seed(seed)), learning_rate, **options)
+
+
+class HammockModule(ClickModule):
+    """Train and test a Hammock.
+
+    Args:
+        config: the sizes.
+        edges: what `hammock.quantiles` gave, [dense_features, buckets - 1].
+        learning_rate: 0.05 for Adagrad and batches of 128.
+        seed: decides the initial weights.
+        options: the other arguments of `ClickModule`.
+    """
+
+    def __init__(
+        self,
+        config: HammockConfig,
+        edges: npt.NDArray[np.float32],
+        learning_rate: float = 0.05,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(Hammock(config, edges, torch.Generator().manual_seed(seed)), learning_rate, **options)
