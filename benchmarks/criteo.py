@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 
 from benchmarks.criteo_rows import TABLE_ROWS, Arrays
-from benchmarks.criteo_systems import SYSTEMS, System
+from benchmarks.criteo_systems import CACHED, SYSTEMS, System, keep
 from benchmarks.output import arguments, words, write
 from dlrm_examples.convert import convert
 from dlrm_examples.criteo.tsv import CATEGORIES, Block, parse_block_slowly
@@ -53,7 +53,10 @@ def prepare(folder: Path, rows: int, seed: int, formats: Sequence[str]) -> None:
                 continue
             with contextlib.suppress(MissingPackage):
                 for file in files:
-                    convert(file, folder / name / target, target)
+                    if target == CACHED:
+                        keep(file, folder / name / target)
+                    else:
+                        convert(file, folder / name / target, target)
                 done.write_text(f"{count} {seed}")
 
 

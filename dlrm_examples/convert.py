@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from dlrm_examples.criteo.arrays import is_arrays, is_beside
-from dlrm_examples.criteo.blocks import Split
+from dlrm_examples.criteo.blocks import row_offsets
 from dlrm_examples.criteo.compressed import compression
-from dlrm_examples.criteo.formats import Reader, is_parquet, parse, scan
-from dlrm_examples.criteo.hashing import ALL_BITS
-from dlrm_examples.criteo.tsv import CATEGORIES, COLUMNS, DENSE, Rows
+from dlrm_examples.criteo.formats import Reader, is_parquet, parse_selected, scan
+from dlrm_examples.criteo.tsv import ALL_BITS_OF_EACH, COLUMNS, DENSE, Rows
 from intune_callbacks.config import choice_problem
 from intune_callbacks.errors import ConfigError, MissingPackage
 
@@ -79,9 +81,7 @@ def convert(
         raise ConfigError(problems)
     folder.mkdir(parents=True, exist_ok=True)
     if target in ("parquet", "packed"):
-        written = (
-            folder / f"{source.with_suffix('').stem if compression(source.name) else source.stem}{SUFFIXES[target]}"
-        )
+        written = folder / ((source.stem if target == "parquet" else source.name) + SUFFIXES[target])
         if target == "parquet":
             _write_parquet(source, written, group_rows or GROUP_ROWS)
         else:
@@ -106,11 +106,11 @@ def convert(
     return written
 
 
-def _parsed(source: Path) -> Iterator[Rows]:
-    """Yield all rows of a file, with categories of which no modulus is taken."""
-    read, whole = Reader(), Split(test_fraction=0.0)
-    for ref in scan([source], BLOCK_BYTES):
-        yield parse(read(ref), (ALL_BITS,) * CATEGORIES, on_bad_row="error", split=whole)
+def _parsed(source: Path) -> Iterator[tuple[Rows, npt.NDArray[np.int64]]]:
+    """Yield all rows of a file, with categories of which no modulus is taken, and their offsets."""
+    read = Reader()
+    for content in map(read, scan([source], BLOCK_BYTES)):
+        yield parse_selected(content, ALL_BITS_OF_EACH), row_offsets(content)
 
 
 def _write_parquet(source: Path, written: Path, group_rows: int) -> None:

@@ -51,4 +51,5 @@ def reading(config: Config, split: str, stages: Iterable[str]) -> Reading:
         read_latency_ms=config.read_latency_ms if split == "train" else 0.0,
         block_bytes=pipeline.block_bytes,
         on_bad_row=pipeline.on_bad_row,
+        cache_dir=pipeline.cache_dir,
     )

@@ -44,6 +44,8 @@ class Pipeline:
         prefetch: batches kept ready.
         style: of a tf.data pipeline: ``blocks``, or ``plain``, which reads line by line as most people write it.
         on_bad_row: ``error``, or ``skip``, which leaves malformed rows out; the report counts them.
+        cache_dir: a folder on a local disk for parsed blocks, which later epochs and runs read from there; not of
+            tf.data's ``plain``. None for none.
     """
 
     block_bytes: int = limited(1 << 18, 1 << 10, 1 << 31)
@@ -54,11 +56,14 @@ class Pipeline:
     prefetch: int = limited(2, 1, 4096)
     style: str = "blocks"
     on_bad_row: str = "error"
+    cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
         problems = [*choice_problem("style", self.style, STYLES), *choice_problem("on_bad_row", self.on_bad_row, BAD)]
         if self.on_bad_row == "skip" and self.style == "plain":
             problems.append("on_bad_row='skip': style='plain' does not count what it leaves out; use style='blocks'")
+        if self.cache_dir is not None and self.style == "plain":
+            problems.append(f"cache_dir={self.cache_dir}: style='plain' reads no blocks; use style='blocks'")
         _raise(problems)
 
 

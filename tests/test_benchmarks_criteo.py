@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torchdata.nodes")
 
 from benchmarks import criteo
-from benchmarks.criteo_systems import SYSTEMS, System
+from benchmarks.criteo_systems import CACHED, SYSTEMS, System
 
 FIELDS = {"system", "format", "threads", "cpu_us_per_row", "rows_per_s", "peak_rss_mb", "rows", "equal_to_plain_parser"}
 
@@ -45,7 +45,7 @@ def test_a_system_that_fails_is_a_line(tmp_path: Path) -> None:
 def test_systems_say_what_they_are() -> None:
     settings = [(system.name, system.format, threads) for system in SYSTEMS for threads in system.threads]
     assert len(settings) == len(set(settings))
-    assert {system.format for system in SYSTEMS} == {"tsv", "gzip", "zstd", "parquet", "packed"}
+    assert {system.format for system in SYSTEMS} == {"tsv", "gzip", "zstd", "parquet", "packed", CACHED}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,7 @@ def test_systems_say_what_they_are() -> None:
     [
         *("pyarrow csv", "pyarrow parquet", "polars csv", "polars parquet"),
         *("InTune loader", "InTune loader, shuffled", "InTune tf.data blocks"),
+        "InTune loader, numba, empty cache_dir",
     ],
 )
 def test_systems_give_the_rows(tmp_path: Path, name: str) -> None:

@@ -66,7 +66,7 @@ def test_what_is_read_is_what_the_plain_parser_reads(
 
 
 def test_half_the_precision_is_asked_for(packed: Path, tmp_path: Path) -> None:
-    small = convert(packed.with_suffix(".tsv"), tmp_path, "packed", dense="float16")
+    small = convert(packed.with_suffix(""), tmp_path, "packed", dense="float16")
     got, whole = rows_of(small), rows_of(packed)
     assert equal((got[0], got[2]), (whole[0], whole[2]))
     assert got[1].dtype == np.float32 and not np.array_equal(got[1], whole[1])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_examples.criteo.blocks import BlockRef, Split, read_block, scan_blocks
-from dlrm_examples.criteo.formats import count_rows
+from dlrm_examples.criteo.formats import Reader, count_rows
 from tests.dlrm_rows import rows_text
 
 
@@ -68,11 +68,11 @@ def test_count_rows(tmp_path: Path, ends_with_newline: bool) -> None:
     data = rows_text(500)
     path.write_bytes(data if ends_with_newline else data[:-1])
     whole = [BlockRef(str(path), 0, len(data))]
-    counts = [count_rows(whole, Split(name)) for name in ("train", "test")]
+    counts = [count_rows(whole, Split(name), Reader()) for name in ("train", "test")]
     assert sum(counts) == 500
     assert 25 <= counts[1] <= 80
-    assert [count_rows(scan_blocks([path], 777), Split(name)) for name in ("train", "test")] == counts
+    assert [count_rows(scan_blocks([path], 777), Split(name), Reader()) for name in ("train", "test")] == counts
     copy = tmp_path / "moved" / "f.tsv"
     copy.parent.mkdir()
     shutil.copy(path, copy)
-    assert count_rows(scan_blocks([copy], 10_000), Split("test")) == counts[1]
+    assert count_rows(scan_blocks([copy], 10_000), Split("test"), Reader()) == counts[1]

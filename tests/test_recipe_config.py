@@ -95,7 +95,7 @@ def test_mode_defaults_to_tune(tmp_path: Path) -> None:
         ("batch_size=0", "batch_size=0: expected a number from 1"),
         ("read_latency_ms=nan", "read_latency_ms=nan: expected a number"),
         ("model.top_mlp=[4, x]", "expected a list of positive integers"),
-        ("model=4", "model=4: expected a section with the keys embedding_dim"),
+        ("model=4", "model=4: expected a section with the keys network, embedding_dim"),
         ("seed.x=4", "'seed' holds a value"),
         ("batch_size", "expected key=value"),
         ("batch_size=[1", "not valid YAML"),

@@ -14,5 +14,6 @@ pipeline.py     those stages as a torchdata.nodes graph
 shards.py       one rank's share of it
 stages_tf.py    the stages as tf.data operations
 pipeline_tf.py  the same as a tf.data pipeline, as most people write it and as it should be written
+cache.py        blocks that were parsed before, on a local disk
 hashing.py, scratch.py   small helpers
 """

@@ -25,7 +25,7 @@ from dlrm_examples.criteo.swar import logarithms
 from dlrm_examples.criteo.tsv import CATEGORIES, COLUMNS, DENSE, WIDTH, BadRow, Rows, Select, expected_in
 from intune_callbacks.errors import ConfigError
 
-__all__ = ["is_arrays", "is_beside", "parse_arrays", "read_arrays", "scan_arrays"]
+__all__ = ["is_arrays", "is_beside", "parse_arrays", "read_arrays", "scan_arrays", "taken"]
 
 PACKED, BINARY = ".packed", ".bin"
 DENSE_NPY, SPARSE_NPY, LABELS_NPY = "_dense.npy", "_sparse.npy", "_labels.npy"
@@ -73,14 +73,18 @@ def read_arrays(ref: ArraysRef, *, checked: bool = True) -> Arrays:
     Raises:
         BadData: a block of a packed file is damaged.
     """
-    file = _opened(ref.path, os.stat(ref.path).st_mtime_ns)
-    arrays = file.take(ref)
-    if checked:
-        for array in arrays:
+    return taken(_opened(ref.path, os.stat(ref.path).st_mtime_ns), ref, checked=checked)
+
+
+def taken(file: Any, ref: ArraysRef, *, checked: bool) -> Arrays:
+    """Do what `read_arrays` does, of a file that is open: a `PackedFile`, or what is like one."""
+    arrays: Arrays = file.take(ref)
+    if checked and ref.rows:
+        for array in (arrays.labels, arrays.dense[:, 0], arrays.categories[:, 0]):
             # The disk is waited for here, and without Python's lock: a row comes with all of the page it lies on.
-            np.maximum.reduce(array[..., 0] if array.ndim > 1 else array)
+            np.maximum.reduce(array)
         file.check(ref)
-    return Arrays(ref, *arrays)
+    return arrays
 
 
 class _Mapped:
@@ -91,9 +95,9 @@ class _Mapped:
     def __init__(self, labels: npt.NDArray[Any], dense: npt.NDArray[Any], categories: npt.NDArray[Any]) -> None:
         self._arrays, self.rows = (labels, dense, categories), len(labels)
 
-    def take(self, ref: ArraysRef) -> Columns:
-        labels, dense, categories = (array[ref.first_row : ref.first_row + ref.rows] for array in self._arrays)
-        return labels, dense, categories
+    def take(self, ref: ArraysRef) -> Arrays:
+        parts = (array[ref.first_row : ref.first_row + ref.rows] for array in self._arrays)
+        return Arrays(ref, ref.path, row_numbers(ref), *parts)
 
     def check(self, ref: ArraysRef) -> None:
         """Do nothing: there is no checksum."""
@@ -146,7 +150,7 @@ def parse_arrays(content: Arrays, table_rows: Sequence[int], on_bad_row: str, se
     labels, dense, categories = content.labels, content.dense, content.categories
     chosen = np.arange(content.ref.rows)
     if select is not None:
-        chosen = np.flatnonzero(select(row_numbers(content.ref)))
+        chosen = np.flatnonzero(select(content.offsets))
         if len(chosen) < content.ref.rows:
             labels, dense, categories = labels[chosen], dense[chosen], categories[chosen]
     bad = (labels != 0) & (labels != 1)

@@ -90,20 +90,19 @@ class Arrays:
 
     Args:
         ref: which rows.
+        path: the file that they were parsed from, where it is known, else the one that they are in.
+        offsets: [n] int64, what a `Split` knows the rows by.
         labels: [n], 0 or 1.
         dense: [n, 13], whole numbers, or floats that are logarithms already.
         categories: [n, 26], whole numbers, no modulus taken.
     """
 
     ref: ArraysRef
+    path: str
+    offsets: npt.NDArray[np.int64]
     labels: npt.NDArray[Any]
     dense: npt.NDArray[Any]
     categories: npt.NDArray[Any]
-
-    @property
-    def path(self) -> str:
-        """The file."""
-        return self.ref.path
 
 
 Content = Block | RowGroup | Arrays
@@ -155,7 +154,7 @@ class Split:
     """A random share of the rows, decided for each row by a hash of seed, file name and byte offset.
 
     It does not depend on block size, reading order, other files, or where the folder lies; nor on how the file is
-    compressed. Parquet and arrays have rows, not bytes: there the number of the row in the file is its offset.
+    compressed or packed. Parquet and arrays have rows, not bytes: there a row's number in the file is its offset.
 
     Args:
         name: ``train`` or ``test``.
@@ -177,7 +176,7 @@ class Split:
 
 def file_key(path: str, seed: int) -> npt.NDArray[np.uint64]:
     """Return what is mixed into the hashes of a file's byte offsets, [1]: drawn from its name and a seed."""
-    name = Path(path).name.removesuffix(".gz").removesuffix(".zst")
+    name = Path(path).name.removesuffix(".packed").removesuffix(".gz").removesuffix(".zst")
     key = zlib.crc32(name.encode()) + ((seed & 0xFFFFFFFF) << 32)
     return mix64(np.array([key], np.uint64))
 
@@ -193,8 +192,10 @@ def row_order(rows: int, seed: int, epoch: int, block: int) -> npt.NDArray[np.in
 
 
 def row_offsets(content: Content) -> npt.NDArray[np.int64]:
-    """Return what a `Split` knows the rows by, [n]: a line's byte in its file, any other row's number in its file."""
-    return _line_offsets(content) if isinstance(content, Block) else row_numbers(content.ref)
+    """Return what a `Split` knows the rows by, [n]: a line's byte in its file, a Parquet row's number in its file."""
+    if isinstance(content, Block):
+        return _line_offsets(content)
+    return row_numbers(content.ref) if isinstance(content, RowGroup) else content.offsets
 
 
 def row_numbers(ref: RowGroupRef | ArraysRef) -> npt.NDArray[np.int64]:

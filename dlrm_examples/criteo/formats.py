@@ -27,21 +27,21 @@ from dlrm_examples.criteo.blocks import (
 )
 from dlrm_examples.criteo.compressed import Cursor, FrameRef, PieceRef, compression, read_frames, scan_compressed
 from dlrm_examples.criteo.parse import parse_block
-from dlrm_examples.criteo.tsv import Block, Rows, Select
+from dlrm_examples.criteo.tsv import ALL_BITS_OF_EACH, BadRow, Block, Rows, Select
 
 __all__ = [
     "Reader",
     "Ref",
     "count_rows",
     "epoch_order",
-    "from_bytes",
     "is_parquet",
     "parse",
     "parse_selected",
     "scan",
-    "to_bytes",
 ]
 
+
+MAPPED = -1
 
 Ref = BlockRef | PieceRef | FrameRef | RowGroupRef | ArraysRef
 
@@ -72,17 +72,58 @@ def scan(paths: Iterable[str | os.PathLike[str]], block_bytes: int) -> list[Ref]
 
 
 class Reader:
-    """Reads references; one instance per pipeline, for any number of threads."""
+    """Reads references; one instance per pipeline, for any number of threads.
 
-    def __init__(self) -> None:
+    Args:
+        cache_dir: a folder for what was parsed: a block that is not there yet is parsed and put there, one with a
+            malformed row is not. None for none.
+        kernel: what parses, as for `parse.parse_block`.
+    """
+
+    def __init__(self, cache_dir: str | None = None, kernel: str | None = None) -> None:
         self._cursors: dict[str, Cursor] = {}
+        self._given, self._cache = (cache_dir, kernel), None
+        if cache_dir is not None:
+            from dlrm_examples.criteo.cache import BlockCache
 
-    def __reduce__(self) -> tuple[type[Reader], tuple[()]]:
+            self._cache = BlockCache(cache_dir)
+
+    def __reduce__(self) -> tuple[type[Reader], tuple[str | None, str | None]]:
         # A copy in another process begins its compressed files anew.
-        return Reader, ()
+        return Reader, self._given
 
     def __call__(self, ref: Ref) -> Content:
         """Return the lines, the row group, or the parsed rows that `ref` stands for."""
+        cached = self.cached(ref)
+        if cached is not None:
+            return cached
+        content = self._read(ref)
+        if self._cache is None or self._cache.is_full or isinstance(ref, ArraysRef):
+            return content
+        try:
+            rows = parse_selected(content, ALL_BITS_OF_EACH, kernel=self._given[1])
+        except BadRow:
+            return content
+        return self._cache.put(ref, rows, row_offsets(content))
+
+    def cached(self, ref: Ref, *, checked: bool = True) -> Arrays | None:
+        """Return what is in the cache; None where it is not there.
+
+        Args:
+            ref: what is asked for.
+            checked: as for `read_arrays`.
+        """
+        if self._cache is None or isinstance(ref, ArraysRef):
+            return None
+        return self._cache.get(ref, checked=checked)
+
+    def quickly(self, ref: Ref) -> Content:
+        """Return what calling it would, without parsing, and without looking for damage."""
+        if isinstance(ref, ArraysRef):
+            return read_arrays(ref, checked=False)
+        return self.cached(ref, checked=False) or self._read(ref)
+
+    def _read(self, ref: Ref) -> Content:
         if isinstance(ref, BlockRef):
             return read_block(ref)
         if isinstance(ref, ArraysRef):
@@ -95,6 +136,28 @@ class Reader:
         from dlrm_examples.criteo.parquet import read_row_group
 
         return read_row_group(ref)
+
+    def to_bytes(self, content: Content) -> tuple[int, bytes]:
+        """Return a number and bytes that stand for `content`, for frameworks that pass nothing else between stages."""
+        if isinstance(content, Block):
+            return content.offset, content.data
+        if isinstance(content, Arrays):
+            return MAPPED, b""
+        from dlrm_examples.criteo import parquet
+
+        return content.ref.first_row, parquet.to_bytes(content)
+
+    def from_bytes(self, ref: Ref, number: int, data: bytes) -> Content:
+        """Return what `to_bytes` was given, read from `ref`."""
+        if number == MAPPED:
+            # What was not kept, or is not there any more, is read again.
+            return self.quickly(ref)
+        if isinstance(ref, BlockRef | PieceRef | FrameRef):
+            return Block(ref.path, number, data)
+        from dlrm_examples.criteo import parquet
+
+        assert isinstance(ref, RowGroupRef)
+        return parquet.from_bytes(ref, data)
 
 
 def parse(
@@ -135,28 +198,6 @@ def parse_selected(
     return parse_row_group(content, table_rows, on_bad_row, select)
 
 
-def to_bytes(content: Content) -> tuple[int, bytes]:
-    """Return a number and bytes that stand for `content`, for frameworks that pass nothing else between stages."""
-    if isinstance(content, Block):
-        return content.offset, content.data
-    if isinstance(content, Arrays):
-        return content.ref.first_row, b""
-    from dlrm_examples.criteo import parquet
-
-    return content.ref.first_row, parquet.to_bytes(content)
-
-
-def from_bytes(ref: Ref, offset: int, data: bytes) -> Content:
-    """Return what `to_bytes` was given, read from `ref`."""
-    if isinstance(ref, BlockRef | PieceRef | FrameRef):
-        return Block(ref.path, offset, data)
-    if isinstance(ref, ArraysRef):
-        return read_arrays(ref, checked=False)
-    from dlrm_examples.criteo import parquet
-
-    return parquet.from_bytes(ref, data)
-
-
 def epoch_order(refs: Sequence[Ref], *, shuffle: bool, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """Return the order in which to read the references, [n]: all mixed, but the pieces of one stream in their order."""
     if not shuffle:
@@ -171,11 +212,16 @@ def epoch_order(refs: Sequence[Ref], *, shuffle: bool, seed: int, epoch: int) ->
     return order
 
 
-def count_rows(refs: Sequence[Ref], split: Split) -> int:
-    """Return how many rows of the split the references hold; text is read once, without parsing it."""
-    read, rows = Reader(), 0
+def count_rows(refs: Sequence[Ref], split: Split, read: Reader) -> int:
+    """Return how many rows of the split the references hold; text that is not in the cache is read, not parsed.
+
+    Args:
+        refs: the references.
+        split: which rows count.
+        read: what would read them.
+    """
+    rows = 0
     for ref in refs:
-        # Of all but text it is known how many rows there are.
-        offsets = row_numbers(ref) if isinstance(ref, RowGroupRef | ArraysRef) else row_offsets(read(ref))
+        offsets = row_numbers(ref) if isinstance(ref, RowGroupRef) else row_offsets(read.quickly(ref))
         rows += int(split.select(ref.path, offsets).sum())
     return rows

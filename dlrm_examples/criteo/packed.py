@@ -1,26 +1,28 @@
 """The packed format: parsed rows in blocks, each with a checksum, to be mapped into memory.
 
     header   64 bytes: magic, version, bytes of a dense value (4 or 2), rows of a block, rows of the file
-    block    XXH3 of what follows, seeded with the block's number; categories [n, 26] uint32; labels [n] float32;
-             dense [n, 13] float32 or float16, log(x + 1); zeros up to a multiple of 8 bytes
+    block    XXH3 of what follows, seeded with the block's number; offsets [n] int64; categories [n, 26] uint32;
+             labels [n] float32; dense [n, 13] float32 or float16, log(x + 1); zeros up to a multiple of 8 bytes
 
 All numbers are little-endian. Every block has as many rows as the header says, but the last. Of the categories no
-modulus is taken: one file serves tables of any sizes.
+modulus is taken: one file serves tables of any sizes. The offsets are those of `blocks.row_offsets` in the file that
+the rows were parsed from, so that a `Split` holds out the same rows.
 """
 
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_examples.criteo.blocks import ArraysRef
+from dlrm_examples.criteo.blocks import Arrays, ArraysRef
 from dlrm_examples.criteo.tsv import CATEGORIES, DENSE, Rows
 from intune_callbacks.errors import BadData, ConfigError, MissingPackage
 
@@ -39,6 +41,8 @@ MAGIC, VERSION = b"criteo\x00\x01", 1
 HEADER, HEADER_BYTES = struct.Struct("<8sIIIIQ"), 64
 CHECKSUM_BYTES = 8
 
+Part = tuple[Rows, npt.NDArray[np.int64]]
+
 
 class PackedFile:
     """A packed file, mapped into memory.
@@ -56,9 +60,10 @@ class PackedFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        size = os.path.getsize(path)
         with open(path, "rb") as file:
-            header = file.read(HEADER_BYTES).ljust(HEADER_BYTES, b"\0")
+            size = os.fstat(file.fileno()).st_size
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else bytes(HEADER_BYTES)
+        header = mapped[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
         magic, version, self._dense_bytes, self.block_rows, _, self.rows = HEADER.unpack_from(header)
         if magic != MAGIC or self._dense_bytes not in (2, 4) or not self.block_rows:
             raise ConfigError([f"paths: {path} is no packed Criteo file; write one with: intune convert PATH OUT"])
@@ -72,21 +77,23 @@ class PackedFile:
             raise ConfigError(
                 [f"paths: {path} has {size} bytes, expected {expected}: it was cut short; convert its source anew"]
             )
-        self._data = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        self._data = np.frombuffer(mapped, np.uint8)
 
     def _stride(self, rows: int) -> int:
         """Return the bytes of a block."""
-        used = CHECKSUM_BYTES + rows * (4 * CATEGORIES + 4 + self._dense_bytes * DENSE)
+        used = CHECKSUM_BYTES + rows * (8 + 4 * CATEGORIES + 4 + self._dense_bytes * DENSE)
         return -(-used // 8) * 8
 
-    def take(self, ref: ArraysRef) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return labels [n], dense [n, 13] and categories [n, 26] of a block."""
+    def take(self, ref: ArraysRef) -> Arrays:
+        """Return the rows of a block, as they lie in the file."""
         block, rows = self._block(ref), ref.rows
-        first, second, third, end = itertools.accumulate(
-            (4 * CATEGORIES * rows, 4 * rows, self._dense_bytes * DENSE * rows), initial=CHECKSUM_BYTES
-        )
-        categories, labels, dense = block[first:second], block[second:third], block[third:end]
-        return (
+        sizes = (8 * rows, 4 * CATEGORIES * rows, 4 * rows, self._dense_bytes * DENSE * rows)
+        ends = itertools.accumulate(sizes, initial=CHECKSUM_BYTES)
+        offsets, categories, labels, dense = (block[begin:end] for begin, end in itertools.pairwise(ends))
+        return Arrays(
+            ref,
+            ref.path,
+            offsets.view("<i8"),
             labels.view("<f4"),
             dense.view(f"<f{self._dense_bytes}").reshape(rows, DENSE),
             categories.view("<u4").reshape(rows, CATEGORIES),
@@ -115,47 +122,46 @@ def _checksum(data: npt.NDArray[np.uint8] | bytes, number: int) -> int:
     return int(xxhash.xxh3_64_intdigest(data, seed=number))
 
 
-def write_packed(path: Path, parts: Iterable[Rows], *, block_rows: int, dense: str) -> None:
+def write_packed(path: Path, parts: Iterable[Part], *, block_rows: int, dense: str = "float32") -> None:
     """Write rows as a packed file, which is there when it is whole.
 
     Args:
         path: the file.
-        parts: the rows, parsed with `hashing.ALL_BITS` as the rows of all tables.
+        parts: the rows, parsed with `hashing.ALL_BITS` as the rows of all tables, each part with its rows' offsets [n].
         block_rows: rows of a block.
         dense: ``float32``, or ``float16``, which rounds them to three digits.
     """
-    kind, part, rows = np.dtype(dense).newbyteorder("<"), path.with_name(f".{path.name}.part"), 0
+    kind, rows = np.dtype(dense).newbyteorder("<"), 0
+    written = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        with open(part, "wb") as file:
+        with open(written, "wb") as file:
             file.write(bytes(HEADER_BYTES))
-            for number, block in enumerate(_blocks(parts, block_rows)):
-                data = b"".join(
-                    (
-                        block.categories.astype("<i4").tobytes(),
-                        block.labels.astype("<f4").tobytes(),
-                        block.dense.astype(kind).tobytes(),
-                    )
-                )
+            for number, (block, offsets) in enumerate(_blocks(parts, block_rows)):
+                columns = ((offsets, "<i8"), (block.categories, "<i4"), (block.labels, "<f4"), (block.dense, kind))
+                data = b"".join(column.astype(its, copy=False).tobytes() for column, its in columns)
                 data += bytes(-len(data) % 8)
                 file.write(_checksum(data, number).to_bytes(CHECKSUM_BYTES, "little"))
                 file.write(data)
                 rows += len(block)
             file.seek(0)
             file.write(HEADER.pack(MAGIC, VERSION, kind.itemsize, block_rows, 0, rows))
-        part.replace(path)
+        written.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
 
 
-def _blocks(parts: Iterable[Rows], block_rows: int) -> Iterator[Rows]:
+def _blocks(parts: Iterable[Part], block_rows: int) -> Iterator[Part]:
     """Cut rows that come in parts of any sizes into blocks of one size, and the rest."""
-    held: list[Rows] = []
+    held: list[Part] = []
     for part in parts:
         held.append(part)
-        while sum(map(len, held)) >= block_rows:
-            whole = Rows.joined(held)
-            yield whole.take(slice(0, block_rows))
-            held = [whole.take(slice(block_rows, len(whole)))]
-    whole = Rows.joined(held) if held else None
-    if whole is not None and len(whole):
-        yield whole
+        while sum(len(rows) for rows, _ in held) >= block_rows:
+            rows, offsets = _joined(held)
+            yield rows.take(slice(0, block_rows)), offsets[:block_rows]
+            held = [(rows.take(slice(block_rows, len(rows))), offsets[block_rows:])]
+    if sum(len(rows) for rows, _ in held):
+        yield _joined(held)
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    return Rows.joined([rows for rows, _ in parts]), np.concatenate([offsets for _, offsets in parts])

@@ -80,7 +80,7 @@ def build(reading: Reading, *, sized: bool = True) -> CriteoLoader:
     reading.check(STAGES)
     refs, parse = reading.refs(), Parse(reading.moduli, reading.chosen, reading.on_bad_row, reading.kernel)
     node: BaseNode[Any] = References(refs, shuffle=reading.is_shuffled, seed=reading.seed)
-    node = ParallelMapper(node, Read(reading.latency_s), num_workers=reading.threads("read"))
+    node = ParallelMapper(node, Read(reading.latency_s, reading.reader()), num_workers=reading.threads("read"))
     node = ParallelMapper(node, parse, num_workers=reading.threads("parse"))
     node = ParallelMapper(node, Shuffle(reading.seed, reading.is_shuffled), num_workers=reading.threads("shuffle"))
     batcher = Batcher(node, reading.batch_size, drop_last=reading.drops_last)

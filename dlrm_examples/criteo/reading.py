@@ -37,6 +37,8 @@ class Reading:
         block_bytes: bytes of a file read at once; of Parquet always a row group, of a packed file a block.
         on_bad_row: ``error``, or ``skip``, which leaves malformed rows out and counts them.
         kernel: what parses text, ``numba`` or ``numpy``, with the same result; by default numba where it is installed.
+        cache_dir: a folder on a local disk for blocks that were parsed: later epochs, other ranks and later runs read
+            them from there, whatever their tables, split and batches. What is not there is parsed by ``read``.
     """
 
     paths: Iterable[str | os.PathLike[str]]
@@ -54,6 +56,7 @@ class Reading:
     block_bytes: int = 1 << 21
     on_bad_row: str = "error"
     kernel: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         # What is given may be a generator, of `Path.glob` for one.
@@ -93,6 +96,10 @@ class Reading:
         """Return the workers of a stage."""
         return self.workers.get(stage, 1)
 
+    def reader(self) -> Reader:
+        """Return what reads the references."""
+        return Reader(None if self.cache_dir is None else os.fspath(self.cache_dir), self.kernel)
+
     def refs(self) -> list[Ref]:
         """Return what is read at once, in the order of the files."""
         return scan(self.files, self.block_bytes)
@@ -103,7 +110,7 @@ class Reading:
         Args:
             rows: how many are enough.
         """
-        refs, read, parts = self.refs(), Reader(), list[Rows]()
+        refs, read, parts = self.refs(), self.reader(), list[Rows]()
         for index in epoch_order(refs, shuffle=self.is_shuffled, seed=self.seed, epoch=0):
             content = read(refs[index])
             parts.append(parse(content, self.moduli, on_bad_row=self.on_bad_row, split=self.chosen, kernel=self.kernel))
@@ -117,7 +124,7 @@ class Reading:
         Args:
             refs: what `refs` gave.
         """
-        rows = count_rows(refs, self.chosen)
+        rows = count_rows(refs, self.chosen, self.reader())
         return rows // self.batch_size if self.drops_last else -(-rows // self.batch_size)
 
     def check(self, stages: Sequence[str], *, autotune: bool = False, problems: Iterable[str] = ()) -> None:

@@ -201,7 +201,7 @@ def build(reading: Reading, rank: int, world: int) -> CriteoLoader:
     if reading.on_bad_row == "skip":
         problems.append("on_bad_row='skip': ranks that share batches cannot leave rows out; expected error")
     reading.check(STAGES, problems=problems)
-    refs, read = reading.refs(), ReadRows(Read(reading.latency_s), reading.chosen)
+    refs, read = reading.refs(), ReadRows(Read(reading.latency_s, reading.reader()), reading.chosen)
     node: BaseNode[Any] = References(refs, shuffle=reading.is_shuffled, seed=reading.seed)
     node = Place(ParallelMapper(node, read, num_workers=reading.threads("read")))
     node = ParallelMapper(node, ParseShare(reading, rank, world), num_workers=reading.threads("parse"))

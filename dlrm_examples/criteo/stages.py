@@ -80,7 +80,7 @@ class Read:
     reader: Reader = field(default_factory=Reader, compare=False)
 
     def __call__(self, task: Task) -> Task:
-        if self.latency_s:
+        if self.latency_s and self.reader.cached(task.content, checked=False) is None:
             time.sleep(self.latency_s)
         return Task(task.epoch, task.index, self.reader(task.content))
 

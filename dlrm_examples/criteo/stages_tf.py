@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from dlrm_examples.criteo.blocks import Split, file_key, row_order
-from dlrm_examples.criteo.formats import Reader, Ref, epoch_order, from_bytes, parse, to_bytes
+from dlrm_examples.criteo.formats import Ref, epoch_order, parse
 from dlrm_examples.criteo.parse import warm_up
 from dlrm_examples.criteo.reading import Reading
 from dlrm_examples.criteo.tsv import CATEGORIES, DENSE
@@ -42,7 +42,7 @@ class _Steps:
 
     def __init__(self, reading: Reading, refs: Sequence[Ref], skipped: Skipped | None) -> None:
         self.reading, self.refs, self.skipped = reading, refs, skipped
-        self.epochs, self.reader = itertools.count(), Reader()
+        self.epochs, self.reader = itertools.count(), reading.reader()
         # Here, not in the workers: each of them would wait for the compiler at its first block.
         warm_up(reading.kernel)
 
@@ -52,13 +52,14 @@ class _Steps:
         return np.stack((np.full(len(order), epoch), order), axis=1)
 
     def fetch(self, index: int) -> tuple[np.int64, bytes]:
-        if self.reading.latency_s:
+        ref = self.refs[index]
+        if self.reading.latency_s and self.reader.cached(ref, checked=False) is None:
             time.sleep(self.reading.latency_s)
-        offset, data = to_bytes(self.reader(self.refs[index]))
+        offset, data = self.reader.to_bytes(self.reader(ref))
         return np.int64(offset), data
 
     def rows(self, index: int, offset: int, data: bytes) -> tuple[npt.NDArray[Any], ...]:
-        asked, content = self.reading, from_bytes(self.refs[index], int(offset), data)
+        asked, content = self.reading, self.reader.from_bytes(self.refs[index], int(offset), data)
         parsed = parse(content, asked.moduli, on_bad_row=asked.on_bad_row, split=asked.chosen, kernel=asked.kernel)
         if self.skipped is not None:
             self.skipped.add(parsed.skipped)

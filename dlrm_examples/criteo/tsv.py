@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_examples.criteo.hashing import ALL_BITS
 from intune_callbacks.errors import BadData
 
 __all__ = [
+    "ALL_BITS_OF_EACH",
     "CATEGORIES",
     "COLUMNS",
     "DENSE",
@@ -55,6 +57,9 @@ TERABYTE_TABLE_ROWS = (
 column order). Cut at 40 million they are MLPerf's tables (facebookresearch/dlrm, torchrec_dlrm/README.MD)."""
 
 TABLE_ROWS = {"kaggle": KAGGLE_TABLE_ROWS, "terabyte": TERABYTE_TABLE_ROWS}
+
+ALL_BITS_OF_EACH = (ALL_BITS,) * CATEGORIES
+"""As the rows of the tables: no modulus is taken of any category."""
 
 LONGEST_INTEGER = 16
 Select = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
