@@ -147,6 +147,8 @@ class Workplace:
         command = [sys.executable, "-m", "benchmarks.wild.child", entry.name, mode, str(self.data), *given]
         variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(environment or {})}
         variables.pop("INTUNE_MODE", None)
+        # Where no bytecode may be written each child would compile our modules anew, those with the callback only.
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)
         with subprocess.Popen(
             command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,
