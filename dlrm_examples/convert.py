@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from intune_callbacks.errors import ConfigError, MissingPackage
 __all__ = ["SUFFIXES", "convert", "sources"]
 
 SUFFIXES = {"gzip": ".gz", "zstd": ".zst", "parquet": ".parquet", "packed": ".packed"}
+ENDINGS = re.compile(r"(\.tsv|\.parquet)?(\.gz|\.zst)?(\.packed)?$")
 DTYPES = ("float32", "float16")
 FRAME_BYTES, BLOCK_BYTES, GROUP_ROWS = 1 << 20, 1 << 21, 16_384
 
@@ -30,7 +32,7 @@ def sources(path: Path) -> list[Path]:
     """Return the Criteo files that a path stands for: itself, or those of a directory, sorted.
 
     Raises:
-        ConfigError: there is no such path, or no file in the directory.
+        ConfigError: there is no such path, or no file in the directory, or one of them in two formats.
     """
     if path.is_file():
         return [path]
@@ -45,6 +47,13 @@ def sources(path: Path) -> list[Path]:
         raise ConfigError(
             [f"{path}: the directory holds no file; give Criteo files (TSV, .gz, .zst, .parquet, .packed)"]
         )
+    names: dict[str, Path] = {}
+    for file in found:
+        other = names.setdefault(ENDINGS.sub("", file.name.lower()), file)
+        if other != file:
+            raise ConfigError(
+                [f"{path}: holds {other.name} and {file.name}: the same rows twice? Give one of them, or move one away"]
+            )
     return found
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("torchdata")
 pytest.importorskip("xxhash")
 
 from dlrm_examples.convert import convert  # noqa: E402
-from dlrm_examples.criteo import cache, formats, pipeline, shards  # noqa: E402
+from dlrm_examples.criteo import cache, formats, packed, pipeline, shards  # noqa: E402
 from dlrm_examples.criteo.reading import Reading  # noqa: E402
 from dlrm_examples.criteo.tsv import BadRow  # noqa: E402
 from intune_callbacks.errors import ConfigError  # noqa: E402
@@ -194,6 +194,25 @@ def test_under_tf_data(files: list[Path], tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(formats.Reader, "to_bytes", deleting)
     assert same(epoch_tf(pipeline_tf.build(reading(files, tmp_path / "cache"))), wanted)
+
+
+def test_not_every_block_has_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    files, folder = plain(tmp_path / "text"), tmp_path / "cache"
+    asked = reading(files, folder, block_bytes=1_000)
+    blocks = len(epoch(pipeline.build(asked))) and len(list(folder.rglob("*.packed")))
+    assert blocks > 60
+    monkeypatch.setattr(packed, "MOST_MAPPED", 20)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 40, before[1]))
+    try:
+        read = asked.reader()
+        contents = [read.cached(ref) for ref in asked.refs()]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert None not in contents
+    assert sum(len(content.labels) for content in contents) == ROWS
 
 
 def test_a_block_without_a_line(tmp_path: Path) -> None:

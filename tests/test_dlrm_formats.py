@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_examples.convert import SUFFIXES, convert
+from dlrm_examples.convert import SUFFIXES, convert, sources
 from dlrm_examples.criteo import compressed
 from dlrm_examples.criteo.blocks import Split, row_offsets
 from dlrm_examples.criteo.compressed import FrameRef, PieceRef, scan_compressed
@@ -27,6 +27,7 @@ from dlrm_examples.criteo.formats import (
 )
 from dlrm_examples.criteo.tsv import Block, Rows
 from intune_callbacks.cli import main
+from intune_callbacks.errors import ConfigError
 from tests.dlrm_rows import rows_text
 
 MODULI = (1_000_003,) * 26
@@ -217,6 +218,15 @@ def test_convert_from_the_command_line(source: Path, tmp_path: Path, capsys: pyt
     assert main(["convert", str(written), str(tmp_path), "--format", "parcet", "--dense", "float8"]) == 2
     told = capsys.readouterr().err
     assert "did you mean 'parquet'" in told and "expected one of float32, float16" in told and "from plain TSV" in told
+
+
+def test_one_file_in_two_formats_is_refused(source: Path, tmp_path: Path) -> None:
+    need("packed")
+    written = convert(source, tmp_path, "packed")
+    assert sources(tmp_path) == [written]
+    (tmp_path / source.name).write_bytes(source.read_bytes())
+    with pytest.raises(ConfigError, match=r"holds rows\.tsv and rows\.tsv\.packed: the same rows twice"):
+        sources(tmp_path)
 
 
 @pytest.mark.parametrize("target", [target for target in SUFFIXES if target != "packed"])

@@ -131,7 +131,7 @@ def _three(path: str) -> Columns:
         except (OSError, ValueError, EOFError) as error:
             problems.append(f"paths: {name}, which belongs to {path}, cannot be read: {error}")
             continue
-        if array.size != len(array) * width or array.ndim not in (2, 1 + (width > 1)):
+        if array.ndim not in (2, 1 + (width > 1)) or array.size != len(array) * width:
             problems.append(f"paths: {name} has the shape {array.shape}, expected (rows, {width})")
         elif array.dtype.kind not in kinds:
             expected = "numbers" if "f" in kinds else "whole numbers"

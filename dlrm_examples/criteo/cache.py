@@ -57,7 +57,7 @@ class BlockCache:
         """
         path = str(self._path(ref))
         try:
-            file = PackedFile(path)
+            file = PackedFile(path, is_small=True)
             found = taken(file, ArraysRef(path, 0, file.rows), checked=checked)
         except (OSError, ConfigError, BadData):
             return None

@@ -16,6 +16,7 @@ import mmap
 import os
 import struct
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -41,6 +42,10 @@ MAGIC, VERSION = b"criteo\x00\x01", 1
 HEADER, HEADER_BYTES = struct.Struct("<8sIIIIQ"), 64
 CHECKSUM_BYTES = 8
 
+MOST_MAPPED = 256
+"""Each mapped file has a descriptor for as long as anybody holds rows of it; a process often has 1,024."""
+_mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
 Part = tuple[Rows, npt.NDArray[np.int64]]
 
 
@@ -49,6 +54,7 @@ class PackedFile:
 
     Args:
         path: the file.
+        is_small: read it instead, where `MOST_MAPPED` others are mapped.
 
     Attributes:
         rows: how many it has.
@@ -58,12 +64,16 @@ class PackedFile:
         ConfigError: the file is none, was cut short, or is of another version.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, is_small: bool = False) -> None:
         self._path = path
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else bytes(HEADER_BYTES)
-        header = mapped[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
+            if not size or (is_small and len(_mapped) >= MOST_MAPPED):
+                data: mmap.mmap | bytes = file.read()
+            else:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                _mapped.add(data)
+        header = data[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
         magic, version, self._dense_bytes, self.block_rows, _, self.rows = HEADER.unpack_from(header)
         if magic != MAGIC or self._dense_bytes not in (2, 4) or not self.block_rows:
             raise ConfigError([f"paths: {path} is no packed Criteo file; write one with: intune convert PATH OUT"])
@@ -77,7 +87,7 @@ class PackedFile:
             raise ConfigError(
                 [f"paths: {path} has {size} bytes, expected {expected}: it was cut short; convert its source anew"]
             )
-        self._data = np.frombuffer(mapped, np.uint8)
+        self._data = np.frombuffer(data, np.uint8)
 
     def _stride(self, rows: int) -> int:
         """Return the bytes of a block."""

@@ -62,7 +62,8 @@ class Hammock(nn.Module):
         """Return the log-odds of a click for each sample, [B].
 
         Args:
-            dense, categories: as for `inputs`.
+            dense: [B, dense_features] float32.
+            categories: [B, T] int32 or int64.
         """
         hidden = functional.relu(self.embeddings(self.inputs(dense, categories)) + self.bias)
         logits: Tensor = self.out(hidden)
