@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from intune_callbacks.keras import InTuneCallback
 from intune_callbacks.pipelines.tf import build as tf_build
 from intune_callbacks.pipelines.tf import graph as tf_graph
 from intune_callbacks.pipelines.tf import tfdata
+from intune_callbacks.session import fit as session_fit
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("Keras is on another backend", allow_module_level=True)
@@ -163,3 +165,19 @@ def test_a_step_with_the_fetch_inside_is_compiled_once(made: str, monkeypatch: p
     assert len(Whole.traced) == 2 * times
     assert callback.report["frozen"] is None
     assert callback.report["whole"]["samples"] == (2 * 96 if made == "compiled" else 0)  # else nobody sees them
+
+
+def test_the_whole_run_begins_before_our_own_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a callback's start takes, be it a full garbage collection inside it, its user waits for."""
+    original, spans = session_fit.MachineProbe, dict[str, float]()
+
+    def slow(**options: Any) -> Any:
+        time.sleep(0.5)
+        return original(**options)
+
+    monkeypatch.setattr(session_fit, "MachineProbe", slow)
+    first = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: spans.update(begin=time.perf_counter()))
+    last = keras.callbacks.LambdaCallback(on_train_end=lambda logs: spans.update(end=time.perf_counter()))
+    callback = InTuneCallback(show_card=False)
+    told({"x": slices().batch(4)}, first, callback, last)
+    assert callback.report["whole"]["wall_s"] == pytest.approx(spans["end"] - spans["begin"], abs=0.1)

@@ -71,3 +71,16 @@ def test_loops_delayed_by_other_work_do_not_make_every_step_look_slow(first: str
     totals = loop.timer.read()
     assert totals.wait_s + totals.model_s == pytest.approx(loop.now_s - 5.0)
     assert totals.wait_s / (loop.now_s - 5.0) > 0.6
+
+
+def test_what_comes_before_the_first_epoch_is_of_the_run_and_of_no_step() -> None:
+    now_s, delivered = 7.0, 0
+    clock = Clock(wall=lambda: now_s)
+    timer = LoopTimer(lambda: LoopReading(delivered, 0.0, 8 * delivered), clock, begin_s=5.0)
+    now_s = 9.0
+    timer.epoch_begin()
+    timer.resume()
+    now_s, delivered = 10.0, 4
+    totals = timer.read()
+    assert (totals.wall_s, totals.paused_s, totals.steps) == (5.0, 4.0, 4)
+    assert totals.wait_s + totals.model_s == 1.0

@@ -92,7 +92,7 @@ class PackedFile:
     def _stride(self, rows: int) -> int:
         """Return the bytes of a block."""
         used = CHECKSUM_BYTES + rows * (8 + 4 * CATEGORIES + 4 + self._dense_bytes * DENSE)
-        return -(-used // 8) * 8
+        return int(-(-used // 8) * 8)
 
     def take(self, ref: ArraysRef) -> Arrays:
         """Return the rows of a block, as they lie in the file."""
@@ -116,7 +116,7 @@ class PackedFile:
             BadData: it is not that of the block.
         """
         block, number = self._block(ref), ref.first_row // self.block_rows
-        found, wanted = _checksum(block[CHECKSUM_BYTES:], number), int(block[:CHECKSUM_BYTES].view("<u8")[0])
+        found, wanted = _checksum(block[CHECKSUM_BYTES:].data, number), int(block[:CHECKSUM_BYTES].view("<u8")[0])
         if found != wanted:
             raise BadData(
                 f"{self._path}: block {number} has the checksum {found:016x}, expected {wanted:016x}: it is damaged; "
@@ -128,7 +128,7 @@ class PackedFile:
         return self._data[begin : begin + self._stride(ref.rows)]
 
 
-def _checksum(data: npt.NDArray[np.uint8] | bytes, number: int) -> int:
+def _checksum(data: memoryview | bytes, number: int) -> int:
     return int(xxhash.xxh3_64_intdigest(data, seed=number))
 
 

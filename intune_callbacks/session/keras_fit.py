@@ -55,6 +55,7 @@ class Fit(TunedFit):
         self._rows = 1
         self._bar = Bar(None)
         self._fetches = Fetches(self._clock, self._before_fetch, self._after_fetch)
+        self._begin_s = self._clock.wall()
         self._timer = LoopTimer(self._read, self._clock)
         self._begun = 0
         self._counted = 0
@@ -192,7 +193,7 @@ class Fit(TunedFit):
         config, tune = self.config, self.config.mode == "tune"
         self.why = data.why
         self.unseen = data.why if data.is_spread else ""
-        self._timer = LoopTimer(self._read, self._clock, data.together)
+        self._timer = LoopTimer(self._read, self._clock, data.together, self._begin_s)
         found = take_over(data, config, self._clock, self.give_up)
         if found is not None:
             self.why, self.hints = found.why, found.hints

@@ -50,6 +50,7 @@ class LoopTimer:
         read: the counters now.
         clock: its `wall` is read once per call.
         together: steps of one compiled loop that asks for batches while it computes; 1 where each waits for its own.
+        begin_s: when the run began, by the clock; with its first epoch if not given.
 
     Attributes:
         samples: samples of the steps counted so far.
@@ -57,13 +58,19 @@ class LoopTimer:
         untimed: steps and samples among them whose time is a pause: those of the first call, which compiles the model.
     """
 
-    def __init__(self, read: Callable[[], LoopReading], clock: Clock, together: int = 1) -> None:
+    def __init__(
+        self, read: Callable[[], LoopReading], clock: Clock, together: int = 1, begin_s: float | None = None
+    ) -> None:
         self._now, self._reading = clock.wall, read
         self._together = together
         self._fed_step_s = math.inf
         self._starved_step_s: deque[float] = deque(maxlen=LOOKS)
-        self._at_s = clock.wall()
+        self._at_s = clock.wall() if begin_s is None else begin_s
         self._steps = StepTimer(Clock(wall=lambda: self._at_s))
+        if begin_s is not None:
+            # What comes before the first epoch, our own start among it, is of the run and of no step.
+            self._steps.epoch_begin()
+            self._steps.pause()
         self._last = LoopReading(0, 0.0, 0)
         self._delivered = self._untold = 0
         self._first_batch_s = 0.0
