@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
         "--format", metavar="NAME", default="packed", help="packed (parsed rows; default), parquet, zstd or gzip"
     )
     convert.add_argument(
-        "--dense", metavar="TYPE", default="float32", help="packed: float32 (default) or float16, a fifth smaller"
+        "--dense", metavar="TYPE", default="float32", help="packed: float32 (default) or float16, a sixth smaller"
     )
     convert.set_defaults(command=_convert)
     _add_plan(commands)

@@ -242,3 +242,14 @@ def test_a_recipe_learns_the_same_with_it(tmp_path: Path) -> None:
     ]
     assert losses[0] == losses[1] == losses[2]
     assert list((tmp_path / "cache").rglob("*.packed"))
+
+
+def test_a_folder_that_was_deleted_is_filled_again(tmp_path: Path, read_from_files: list[Any]) -> None:
+    files, folder = plain(tmp_path / "text"), tmp_path / "cache"
+    loader = pipeline.build(reading(files, folder))
+    epoch(loader)
+    shutil.rmtree(folder)
+    epoch(loader)
+    read_from_files.clear()
+    epoch(loader)
+    assert not read_from_files

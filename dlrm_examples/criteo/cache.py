@@ -21,7 +21,7 @@ from dlrm_examples.criteo.blocks import Arrays, ArraysRef, BlockRef, RowGroupRef
 from dlrm_examples.criteo.compressed import FrameRef, PieceRef
 from dlrm_examples.criteo.packed import PackedFile, write_packed
 from dlrm_examples.criteo.tsv import Rows
-from intune_callbacks.errors import BadData, ConfigError, warn
+from intune_callbacks.errors import ConfigError, warn
 
 __all__ = ["BlockCache"]
 
@@ -59,7 +59,7 @@ class BlockCache:
         try:
             file = PackedFile(path, is_small=True)
             found = taken(file, ArraysRef(path, 0, file.rows), checked=checked)
-        except (OSError, ConfigError, BadData):
+        except (OSError, ValueError):  # not there, cut short, damaged
             return None
         return replace(found, path=ref.path)
 
@@ -73,11 +73,11 @@ class BlockCache:
         """
         path = self._path(ref)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self.is_full = shutil.disk_usage(self.folder).free < KEPT_FREE_BYTES
             if self.is_full:
                 warn(f"cache_dir={self.folder}: less than 1 GiB of its disk is free; no more blocks are kept there")
             else:
-                path.parent.mkdir(exist_ok=True)
                 write_packed(path, [(rows, offsets)], block_rows=max(1, len(rows)))
         except OSError as error:
             self.is_full = True

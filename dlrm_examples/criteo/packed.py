@@ -32,11 +32,10 @@ try:
 except ModuleNotFoundError:
     raise MissingPackage("xxhash", "criteo") from None
 
-__all__ = ["BLOCK_ROWS", "SUFFIX", "PackedFile", "write_packed"]
+__all__ = ["BLOCK_ROWS", "PackedFile", "write_packed"]
 
-SUFFIX = ".packed"
 BLOCK_ROWS = 8_192
-"""1.3 MB: few calls of Python for a row, and what is made of a block fits the processor's cache."""
+"""1.4 MB: few calls of Python for a row, and what is made of a block fits the processor's cache."""
 
 MAGIC, VERSION = b"criteo\x00\x01", 1
 HEADER, HEADER_BYTES = struct.Struct("<8sIIIIQ"), 64
@@ -165,10 +164,14 @@ def _blocks(parts: Iterable[Part], block_rows: int) -> Iterator[Part]:
     held: list[Part] = []
     for part in parts:
         held.append(part)
-        while sum(len(rows) for rows, _ in held) >= block_rows:
-            rows, offsets = _joined(held)
-            yield rows.take(slice(0, block_rows)), offsets[:block_rows]
-            held = [(rows.take(slice(block_rows, len(rows))), offsets[block_rows:])]
+        if sum(len(rows) for rows, _ in held) < block_rows:
+            continue
+        rows, offsets = _joined(held)
+        rest = len(rows) // block_rows * block_rows
+        for begin in range(0, rest, block_rows):
+            block = slice(begin, begin + block_rows)
+            yield rows.take(block), offsets[block]
+        held = [(rows.take(slice(rest, None)), offsets[rest:])]
     if sum(len(rows) for rows, _ in held):
         yield _joined(held)
 
