@@ -108,7 +108,7 @@ def test_what_is_not_ours_is_named(packed: Path, tmp_path: Path) -> None:
     foreign.write_bytes(rows_text(3))
     with pytest.raises(ConfigError, match="is no packed Criteo file; write one with: intune convert"):
         scan([foreign], 1)
-    stride = 8 + 160 * 300
+    stride = 8 + 168 * 300
     swapped.write_bytes(
         data[:64] + data[64 + stride : 64 + 2 * stride] + data[64 : 64 + stride] + data[64 + 2 * stride :]
     )
