@@ -26,6 +26,7 @@ LEVELS = {
     "words": 1,
     "pipelines": 2,
     "measure": 3,
+    "cache": 3,
     "decide": 4,
     "guard": 4,
     "record": 5,

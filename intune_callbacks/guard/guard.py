@@ -110,7 +110,7 @@ class Guard:
         least = now | {
             s.name: min(s.current, own.get(s.name, s.current)) for s in observation.stages if s.kind == "memory"
         }
-        needed = self._needed_bytes(now, observation)
+        needed = self.needed_bytes(now, observation)
         # Up to the limit itself: between the two it would be taken back and granted again at every decision.
         if soft_bytes <= 0.0 or least == now or needed <= observation.resources.memory_limit_bytes:
             return None
@@ -158,13 +158,32 @@ class Guard:
         # The CPUs are not asked: these numbers were the user's on them.
         taken = self._taken & now.keys() & own.keys()
         whole = now | {name: max(now[name], own[name]) for name in taken}
-        if self._needed_bytes(whole, observation) > self._soft_limit * limit_bytes:
+        if self.needed_bytes(whole, observation) > self._soft_limit * limit_bytes:
             return None
         self._alarm_s, self._taken = math.inf, set()
         if whole == now:
             return None
         self._calm_s = min(2.0 * self._calm_s, LONGEST_CALM_S)
         return Ruling(whole, (f"{RESTORED}: back to the numbers of the start",))
+
+    def needed_bytes(self, allocation: Allocation, observation: Observation) -> float:
+        """Return the memory in use once all windows are full, in each rank; workers that leave give nothing back.
+
+        Args:
+            allocation: the whole of it.
+            observation: the stages, rates and resources now.
+        """
+        needed = 0.0
+        for stage in observation.stages:
+            rates = observation.rates.get(stage.window_of or stage.name)
+            if stage.kind == "memory" and stage.unit == "items":
+                held = rates.queue_fill * stage.current if rates is not None else 0.0
+                needed += max(0.0, allocation[stage.name] - held) * self._size(stage)
+            elif stage.kind == "memory" and stage.unit == "MiB":
+                needed += max(0, allocation[stage.name] - stage.current) * 2**20
+            else:
+                needed += max(0, allocation[stage.name] - stage.current) * self._worker_bytes.get(stage.name, 0.0)
+        return observation.resources.memory_used_bytes + observation.resources.local_ranks * needed
 
     def state_dict(self) -> dict[str, Any]:
         """Return the CPU shares and sizes seen, and what alarms took."""
@@ -232,7 +251,7 @@ class Guard:
         soft_bytes = self._soft_limit * resources.memory_limit_bytes
         if resources.memory_limit_bytes <= 0 or target == observation.allocation:
             return target
-        asked = self._needed_bytes(target, observation)
+        asked = self.needed_bytes(target, observation)
         if asked <= soft_bytes:
             return target
         memory = {stage.name for stage in observation.stages if stage.kind == "memory"}
@@ -246,10 +265,10 @@ class Guard:
         steps = (target, target | {name: least[name] for name in memory}, least, least | lowest)
         granted = steps[-1]
         for larger, smaller in pairwise(steps):
-            if self._needed_bytes(smaller, observation) <= soft_bytes:
+            if self.needed_bytes(smaller, observation) <= soft_bytes:
                 granted = self._largest_between(smaller, larger, observation, soft_bytes)
                 break
-        needed = self._needed_bytes(granted, observation)
+        needed = self.needed_bytes(granted, observation)
         vetoes.append(
             f"{asked / GB:.2f} GB needed with full windows, soft limit {soft_bytes / GB:.2f} of "
             f"{resources.memory_limit_bytes / GB:.2f} GB: clipped to {needed / GB:.2f} GB"
@@ -263,25 +282,11 @@ class Guard:
         while low < high:
             middle = (low + high + 1) // 2
             mixed = {name: n + (larger[name] - n) * middle // 64 for name, n in smaller.items()}
-            if self._needed_bytes(mixed, observation) <= soft_bytes:
+            if self.needed_bytes(mixed, observation) <= soft_bytes:
                 low, best = middle, mixed
             else:
                 high = middle - 1
         return best
-
-    def _needed_bytes(self, allocation: Allocation, observation: Observation) -> float:
-        """Memory in use once all windows are full, in each rank; workers that leave give nothing back."""
-        needed = 0.0
-        for stage in observation.stages:
-            rates = observation.rates.get(stage.window_of or stage.name)
-            if stage.kind == "memory" and stage.unit == "items":
-                held = rates.queue_fill * stage.current if rates is not None else 0.0
-                needed += max(0.0, allocation[stage.name] - held) * self._size(stage)
-            elif stage.kind == "memory" and stage.unit == "MiB":
-                needed += max(0, allocation[stage.name] - stage.current) * 2**20
-            else:
-                needed += max(0, allocation[stage.name] - stage.current) * self._worker_bytes.get(stage.name, 0.0)
-        return observation.resources.memory_used_bytes + observation.resources.local_ranks * needed
 
     def _freed_bytes(self, smaller: Allocation, observation: Observation) -> float:
         freed = 0.0

@@ -84,7 +84,7 @@ def card_rows(report: Report, folder: Path | None = None) -> list[tuple[str, str
     last = f"{_line(report, report.after, 'current')}{_alone(report.after)}{_measured_with(report)}"
     rows += [("before", _line(report, report.before, "first")), ("after", last)] if report.changes else [("now", last)]
     rows += [("whole", texts["whole"]), *(("also", text) for text in texts["also"].splitlines())]
-    rows += [(key, texts[key]) for key in ("warm", "ranks", "frozen")]
+    rows += [(key, texts[key]) for key in ("cache", "warm", "ranks", "frozen")]
     if report.mode_source not in ("default", NOT_KNOWN):
         rows.append(("mode", f"{report.mode}, from {SOURCES.get(report.mode_source, report.mode_source)}"))
     written = [name for name in FILES if folder is not None and (folder / name).is_file()]
@@ -108,6 +108,7 @@ def said(report: Report) -> dict[str, str]:
         "cause": report.cause,
         "whole": _whole(report),
         "also": _also(report),
+        "cache": _cache(report),
         "ranks": str((report.ranks or {}).get("line") or ""),
         "frozen": report.frozen or "",
         "warm": f"{used}started from {warm.get('from')}: {warm.get('why')}" if warm else "",
@@ -199,6 +200,22 @@ def _of_validation(report: Report) -> list[str]:
         return []
     waits = "if it waits for its data, give its own dataset or loader more workers, else validate less often"
     return [f"validation took {duration(spent_s)}, {percent(frac)} of the run, and is not tuned: {waits}"]
+
+
+def _cache(report: Report) -> str:
+    """What was kept of each pure function's results, a line each, and what that saved."""
+    use = report.cache
+    if use is None:
+        return ""
+    if use.why_not and not use.used_bytes:
+        return f"nothing was kept: {use.why_not}"
+    lines = []
+    for one in sorted(use.functions, key=lambda row: -row.saved_s):
+        calls = one.hits + one.misses
+        told = f"{percent(one.hits / calls)} of {calls:,} calls from memory" if calls else "not called again"
+        saved = f", {duration(one.saved_s)} of work saved" if one.saved_s >= 1.0 else ""
+        lines.append(f"{one.name}: not kept: {one.why_not}" if one.why_not else f"{one.name}: {told}{saved}")
+    return "\n".join([*lines, f"{size(use.used_bytes)} of {size(use.limit_bytes)} in use"] if lines else [])
 
 
 def _of_workers(report: Report) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from intune_callbacks.cache.rows import CacheUse
 from intune_callbacks.measure.evidence import Cause
 from intune_callbacks.measure.measured import Measured
 from intune_callbacks.measure.outgrow import Outgrow
@@ -155,6 +156,7 @@ class Report:
         decisions: those in which something was proposed, changed or refused, as in the history.
         ranks: at rank 0 of several: ``wait_s`` and ``model_s`` by rank, ``straggler`` and ``line``.
         warm_start: ``from``, ``used`` and ``why``, where one was asked for.
+        cache: what was kept of pure functions' results, where any was marked.
         more: whatever else is in the file, by key.
     """
 
@@ -186,6 +188,7 @@ class Report:
     decisions: tuple[Mapping[str, Any], ...] = ()
     ranks: Mapping[str, Any] | None = None
     warm_start: Mapping[str, Any] | None = None
+    cache: CacheUse | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -204,7 +207,7 @@ class Report:
 
 MEDIANS = {"throughput_samples_per_s", "throughput_batches_per_s", "wait_frac"}
 NOT_NULL: dict[type, set[str]] = {
-    Report: {"ranks", "warm_start"},
+    Report: {"cache", "ranks", "warm_start"},
     Side: {*Span.__dataclass_fields__, "measured", "brought"} - MEDIANS,
 }
 """What is not there at all where it is None: of a side, what is known of a span only and not of single windows."""

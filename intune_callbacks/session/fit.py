@@ -20,6 +20,7 @@ from intune_callbacks.record.fingerprint import versions
 from intune_callbacks.record.history import History
 from intune_callbacks.record.report import Report, Span, not_measured, write_report
 from intune_callbacks.session.arguments import Settings
+from intune_callbacks.session.cache import Cache
 from intune_callbacks.session.found import found_by, send_found, write_found
 from intune_callbacks.session.keras_timer import LoopTimer
 from intune_callbacks.session.ranks import exchange
@@ -80,6 +81,7 @@ class TunedFit:
         service = self.config.policy if is_address(self.config.policy) else None
         self.warm = WarmStart(settings.warm_start or service, rank, world)
         self.report: dict[str, Any] = {}
+        self._cache = Cache(self.config, rank, world)
         self.now = Clock().wall
         self.validation = Apart(self.now)
         self._next_look_s = 0.0
@@ -102,6 +104,7 @@ class TunedFit:
             config,
             probe=MachineProbe(local_ranks=local_ranks, trainer_cpus=config.trainer_cpus, cpus=config.cpus),
             history=History(None if self.run_dir is None else self.run_dir / "history.jsonl"),
+            cache=self._cache,
         )
         if restored:
             self.warm.leave(self._why_restored)
@@ -217,6 +220,7 @@ class TunedFit:
                     return report.to_json()
             return {}
         finally:
+            self._cache.close()
             stay_interrupted()
 
     def _folder(self) -> Path | None:
@@ -248,7 +252,8 @@ class TunedFit:
         report = build_report(summary, mode_source=self.mode_source, note=note or None, settings=settings)
         if self.unseen and not summary.steps:
             report = not_measured(report, self.unseen)
-        report = self.in_words(replace(report, warm_start=self.warm.entry, more=more))
+        report = replace(report, warm_start=self.warm.entry, cache=self._cache.use(), more=more)
+        report = self.in_words(report)
         self._write(report)  # before the exchange, after which rank 0 reads the files of all
         self._save(self.tuner)
         ranks = exchange(report, self.rank, self.world) if together else None

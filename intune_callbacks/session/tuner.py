@@ -21,6 +21,7 @@ from intune_callbacks.record.before_after import BeforeAfter
 from intune_callbacks.record.history import Decision, History
 from intune_callbacks.record.report import Memory, Report, StageRow
 from intune_callbacks.service import policy_of
+from intune_callbacks.session.cache import Cache
 from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Resources, Stage
 
 __all__ = ["Tuner"]
@@ -39,6 +40,7 @@ class Tuner:
         probe: what the machine has; by default this machine.
         clock: times the resizes.
         history: where decisions are kept; by default in memory only.
+        cache: what is kept of pure functions' results, in the memory that the pipeline does not need.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Tuner:
         probe: Probe | None = None,
         clock: Clock | None = None,
         history: History | None = None,
+        cache: Cache | None = None,
     ) -> None:
         self.frozen: str | None = None
         self.history = history if history is not None else History()
@@ -57,7 +60,7 @@ class Tuner:
         self.policy = policy or policy_of(config)
         self._probe = probe if probe is not None else MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
         self._guard, self._window, self._before_after = Guard(config), Window(), BeforeAfter()
-        self._freed = Freed(self._clock.wall)
+        self._freed, self._cache = Freed(self._clock.wall), cache
         self._net = Net(config.decide_every_s if config.mode == "tune" else 0.0)
         self._stages: tuple[Stage, ...] = ()
         self._carried: Allocation = {}
@@ -104,6 +107,8 @@ class Tuner:
             epochs_left: the one that begins included, None if unknown.
         """
         self._window.expect(epoch_batches, batches, epochs_left)
+        if self._cache is not None:
+            self._cache.expect(epoch_batches, batches, epochs_left, is_first=not self._before_after.now.totals.epochs)
 
     def end(self, totals: StepTotals, samples: int = 0) -> None:
         """The training is over: the figures of the whole run go up to here.
@@ -238,7 +243,11 @@ class Tuner:
         before, mode = observation.allocation, self.config.mode
         if mode == "observe":
             return Decision(observation, before, before, reason="observing")
-        found = resolve(observation, self.policy, self._guard, self._net, tune=mode == "tune")
+        found = resolve(self._without_cache(observation), self.policy, self._guard, self._net, tune=mode == "tune")
+        if self._cache is not None:
+            self._cache.fit(
+                observation, self._guard.needed_bytes(before | found.granted, self._without_cache(observation))
+            )
         wish = (found.proposed, found.granted, found.reason, found.vetoes)
         decision = Decision(observation, before, before, *wish, settled=found.settled)
         if mode == "advise" or not found.granted:
@@ -255,6 +264,14 @@ class Tuner:
         if found.alarm and hasattr(self._pipeline, "trim"):
             self._pipeline.trim()
         return replace(decision, after=after, applied=after != before, resize_s=resize_s)
+
+    def _without_cache(self, seen: Observation) -> Observation:
+        """Return the observation as if what is kept were free: for all that needs memory it is."""
+        if self._cache is None or not (kept_bytes := self._cache.used_bytes):
+            return seen
+        machine = seen.resources
+        used_bytes = max(0, machine.memory_used_bytes - kept_bytes)
+        return replace(seen, resources=replace(machine, memory_used_bytes=used_bytes))
 
     def _resize(self, granted: Allocation, before: Allocation) -> tuple[Allocation, float]:
         begin_s = self._clock.wall()
@@ -298,3 +315,5 @@ class Tuner:
 
     def _freeze(self, error: Exception) -> None:
         self.frozen = frozen_by(error)
+        if self._cache is not None:
+            self._cache.freeze()

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ALIGNED_BYTES", "ByType", "Reducer", "Wire", "packed"]
+__all__ = ["ALIGNED_BYTES", "ByType", "Reducer", "Wire", "loaded", "packed"]
 
 # How often a waiting side looks whether the other one is still alive: pipe ends inherited by children forked later
 # make the end-of-file of a dead process unreliable.
@@ -79,6 +79,38 @@ def _uncleared(size: int) -> np.ndarray[Any, Any]:
     raw = np.empty(size + ALIGNED_BYTES, np.uint8)
     begin = -raw.__array_interface__["data"][0] % ALIGNED_BYTES
     return raw[begin : begin + size]
+
+
+def loaded(read: Callable[[memoryview, int], None], size: int) -> Any:
+    """Return the message that `packed` made, from wherever its bytes were put.
+
+    Args:
+        read: fills memory with the bytes that begin at a place in the message.
+        size: of all of it.
+
+    Raises:
+        Exception: of any kind, when it is no such message.
+    """
+
+    def part(at: int, end: int) -> memoryview:
+        memory = memoryview(_uncleared(end - at).data)
+        here = first[at:end]
+        memory[: len(here)] = here
+        if end > at + len(here):
+            read(memory[len(here) :], at + len(here))
+        return memory
+
+    first = memoryview(_uncleared(min(size, READ_BYTES)).data)
+    read(first, 0)
+    (count,) = _COUNT.unpack_from(first)
+    at = _COUNT.size + 8 * count
+    body, *sizes = struct.unpack_from(f"<{count}Q", part(_COUNT.size, at))
+    whole, at = part(at, at + body), at + body
+    buffers = []
+    for one in sizes:
+        buffers.append(part(at, at + one))
+        at += one
+    return pickle.loads(whole, buffers=buffers)
 
 
 class Wire:

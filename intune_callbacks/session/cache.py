@@ -1,0 +1,187 @@
+"""The memory in which a training keeps results of pure functions: opened, sized at each decision, and given back."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+import socket
+import sys
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from intune_callbacks.cache.arena import Arena
+from intune_callbacks.cache.pure import are_any, use
+from intune_callbacks.cache.rows import CacheUse, Rows
+from intune_callbacks.config import TunerConfig
+from intune_callbacks.errors import warn
+from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.types import Observation
+
+__all__ = ["Cache"]
+
+FED_WAIT = 0.02
+"""Share of the time waited for data below which nothing more is kept. A choice: there is no more to be gained."""
+PART_OF_ROOM = 0.5
+"""Of the free memory below the soft limit that may be filled before the next look at it. A choice: others grow, too."""
+SLACK = 0.01
+"""Of all memory, by which the cache may stand above its room before it has to give some back. A choice: less is the
+to and fro of what a training holds, and what was given back would have to be computed again."""
+JOIN_S = 2.0  # that a rank waits for the first one of its node, which comes here at the same time
+ONE_PASS = "no sample comes twice: there is one epoch"
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
+_joins = itertools.count()
+_shared: Arena | None = None
+_users: set[int] = set()
+
+
+class Cache:
+    """What one training keeps; without functions marked as `pure`, or in another mode than ``tune``, nothing.
+
+    Args:
+        config: the mode and `memory_soft_limit` are used.
+        rank: this process among those that train together.
+        world: how many train together; those of a node share one cache, and the first of them sizes it.
+    """
+
+    def __init__(self, config: TunerConfig, rank: int = 0, world: int = 1) -> None:
+        self._config, self._is_alone = config, world == 1
+        self._sizes = world == 1 or _local_rank(rank) == 0
+        self._number = next(_joins)
+        self._arena: Arena | None = None
+        self._why = ""
+        self._limit_bytes = 0
+        self._is_full = self._is_closed = False
+        self.open()
+
+    def open(self) -> None:
+        """Have an arena from now on, if any function was marked; called before workers are started."""
+        if self._arena is not None or self._is_closed or self._config.mode != "tune" or not are_any():
+            return
+        try:
+            self._open()
+        except Exception as error:  # another system, a sandbox, no descriptors
+            self._is_closed = True
+            warn(f"InTune keeps no results of pure functions: {type(error).__name__}: {error}. Training goes on")
+
+    def _open(self) -> None:
+        global _shared
+        machine = MachineProbe(cpus=1.0).read()
+        if _shared is None:
+            _shared = _of_node(self._number, self._sizes, self._is_alone, machine.memory_limit_bytes)
+        if _shared is None:
+            self._is_closed, self._why = True, "the first rank of this node keeps no results"
+            return
+        self._arena = _shared
+        _users.add(id(self))
+        weakref.finalize(self, _left, id(self))
+        use(_shared)
+        if self._sizes and not self._limit_bytes:
+            room = self._config.memory_soft_limit * machine.memory_limit_bytes - machine.memory_used_bytes
+            self._limit(PART_OF_ROOM * room)
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory it holds."""
+        return 0 if self._arena is None else self._arena.used_bytes()
+
+    def expect(self, epoch_batches: int | None, batches: int | None, epochs_left: int | None, is_first: bool) -> None:
+        """Learn how long the run is going to be; called as an epoch begins.
+
+        Args:
+            epoch_batches: of one epoch, None if unknown.
+            batches: of the whole run, None if unknown.
+            epochs_left: the one that begins included, None if unknown.
+            is_first: no epoch has begun before.
+        """
+        self.open()
+        in_one = epoch_batches is not None and batches is not None and batches <= epoch_batches
+        is_last = epochs_left == 1 or (is_first and in_one)
+        self._is_full = is_last  # what would be kept now would never be asked for
+        if is_last and self._arena is not None and self._sizes:
+            self._why = ONE_PASS if is_first else self._why
+            self._limit(0 if is_first else self.used_bytes)
+
+    def fit(self, seen: Observation, needed_bytes: float) -> None:
+        """Let it have the memory that nothing else needs.
+
+        Args:
+            seen: the last window.
+            needed_bytes: that are in use, the cache left out, once all windows are full.
+        """
+        if self._arena is None or not self._sizes:
+            return
+        machine, used = seen.resources, self.used_bytes
+        room = self._config.memory_soft_limit * machine.memory_limit_bytes - needed_bytes
+        if used > room + SLACK * machine.memory_limit_bytes:
+            self._limit(room - SLACK * machine.memory_limit_bytes)
+        elif self._is_full or seen.wait_frac < FED_WAIT:
+            self._limit(min(used, self._limit_bytes))
+        elif room > used:
+            self._limit(used + PART_OF_ROOM * (room - used))
+
+    def freeze(self) -> None:
+        """Keep what is there, and nothing more: nobody looks after the memory from now on."""
+        self._is_full = True
+        if self._arena is not None and self._sizes:
+            self._limit(min(self.used_bytes, self._limit_bytes))
+
+    def use(self) -> CacheUse | None:
+        """Return what it held and what of; None where no function was marked, or nothing could be kept."""
+        if self._arena is None:
+            return None
+        return CacheUse(self.used_bytes, self._limit_bytes, self._why, tuple(Rows(self._arena)))
+
+    def close(self) -> None:
+        """Give its memory back, unless another training of this process uses it."""
+        self._arena, self._is_closed = None, True
+        _left(id(self))
+
+    def _limit(self, limit_bytes: float) -> None:
+        assert self._arena is not None
+        wanted = max(0, int(limit_bytes))
+        if self._arena.limit(wanted):
+            self._limit_bytes = wanted
+
+
+def _left(user: int) -> None:
+    global _shared
+    _users.discard(user)
+    if not _users and _shared is not None:
+        use(None)
+        arena, _shared = _shared, None
+        arena.close()
+
+
+def _of_node(number: int, is_first: bool, is_alone: bool, room_bytes: int) -> Arena | None:
+    """Return the arena that the ranks of this node share; None where the first of them has none."""
+    if is_alone:
+        return Arena(room_bytes=room_bytes)
+    key, store = f"intune_callbacks/cache/{number}/{socket.gethostname()}", _store()
+    if is_first:
+        arena = Arena(room_bytes=room_bytes)
+        if store is not None:
+            store.set(key, arena.address)
+        return arena
+    if store is None:
+        return None
+    with suppress(RuntimeError):  # it took too long
+        store.wait([key], datetime.timedelta(seconds=JOIN_S))
+        return Arena.at(store.get(key).decode())
+    return None
+
+
+def _store() -> Any:
+    """Return the key-value store of torch's process group, None without one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store_of = getattr(distributed.distributed_c10d, "_get_default_store", None)
+    return None if store_of is None else store_of()
+
+
+def _local_rank(rank: int) -> int:
+    told = next((os.environ[name] for name in LOCAL_RANKS if os.environ.get(name, "").isdigit()), None)
+    return rank if told is None else int(told)
