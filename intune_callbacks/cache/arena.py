@@ -107,6 +107,12 @@ class Arena:
         index_bytes = min(head.entries * PAGE_BYTES, self._slots * SLOT.size)
         return int(head.end - head.hole_bytes + index_bytes)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is kept and nothing may be."""
+        head = self.header()
+        return head.closed or not (head.limit_bytes or head.entries)
+
     def get(self, key: bytes) -> tuple[Any] | None:
         """Return a copy of a value, in a tuple; None where there is none.
 
@@ -178,7 +184,11 @@ class Arena:
             before = head.holes
             if too_much > 0:
                 head.cut(too_much)
+            is_empty = head.hole_bytes >= head.end
+            head.entries = 0 if is_empty else head.entries
             self._write_head(head)
+            if is_empty:
+                _punch_hole(self._descriptor, HEADER_BYTES, self._slots * SLOT.size)
         finally:
             self._unlock()
         for hole in head.holes:

@@ -19,7 +19,7 @@ from intune_callbacks.cache.rows import Row, Rows
 from intune_callbacks.cache.values import is_same, laid_down, random_states, taken_up
 from intune_callbacks.words import moment
 
-__all__ = ["ADDRESS", "are_any", "pure", "use"]
+__all__ = ["ADDRESS", "is_needed", "pure", "use"]
 
 ADDRESS = "INTUNE_CACHE"
 """The environment variable by which workers that are not forked find the arena of their training."""
@@ -28,9 +28,9 @@ CHECKED, CHECKED_SLOW, SLOW_S = 8, 2, 0.1
 choice: what draws or counts shows at once, and nobody is to wait for it."""
 CHECKED_AGAIN = 256
 """Every so many hits of a process the result is computed again all the same: .4 % of the work. A choice."""
-WORTH_KEEPING, JUDGED_AFTER = 8.0, 16
+WORTH_KEEPING, JUDGED_AFTER = 3.0, 16
 """How much longer than keeping its result a function has to take, and results of a process to tell that by. A choice:
-the first epoch then becomes an eighth slower at most, and taking a result up again takes less than laying it down."""
+taking a result up again takes less than laying it down, so that the second epoch earns back what the first one paid."""
 TOLD_EVERY, TOLD_EVERY_S = 16, 0.1  # calls or seconds after which what was seen is added up for all
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -77,8 +77,8 @@ def pure(fn: _Function) -> _Function:
     return call  # type: ignore[return-value]
 
 
-def are_any() -> bool:
-    """Return whether any function was marked in this process."""
+def is_needed() -> bool:
+    """Return whether there is anything to keep: a function was marked in this process."""
     return _made
 
 
@@ -153,6 +153,8 @@ class _Kept:
 
     def _key(self, arena: Arena, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
         """Return the key of a call; None where nothing is kept."""
+        if arena.is_idle:
+            return None
         if self._arena is not arena or self._process != os.getpid():
             self._begin()
             self._arena, self._rows = arena, Rows(arena)

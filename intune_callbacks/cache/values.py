@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import pickle
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,40 @@ MT19937_BYTES = 624 * 4 + 4
 
 
 def reducer() -> Reducer | None:
-    """Return what pickles tensors, where there can be any."""
-    if "torch" not in sys.modules:
-        return None
-    from intune_callbacks.pipelines.torch.carry import Carry
+    """Return what pickles tensors and images, where there can be any."""
+    kinds: list[Callable[[Any], Any]] = []
+    if "torch" in sys.modules:
+        from intune_callbacks.pipelines.torch.carry import Carry
 
-    return Carry
+        kinds.append(Carry())
+    pil = sys.modules.get("PIL.Image")
+    if pil is not None:
+        kinds.append(functools.partial(_carried_image, pil.Image))
+    return None if not kinds else lambda: functools.partial(_first_of, kinds)
+
+
+def _first_of(kinds: list[Callable[[Any], Any]], value: Any) -> Any:
+    for kind in kinds:
+        carried = kind(value)
+        if carried is not NotImplemented:
+            return carried
+    return NotImplemented
+
+
+def _carried_image(kind: type, value: Any) -> Any:
+    """Pickle a PIL image with its pixels out of band: they are copied once, not three times."""
+    if type(value) is not kind:
+        return NotImplemented
+    state: Any = value.__getstate__()
+    if type(state[-1]) is not bytes:  # a version that keeps it otherwise
+        return NotImplemented
+    return _image_of, (kind, state[:-1], pickle.PickleBuffer(state[-1]))
+
+
+def _image_of(kind: Any, state: list[Any], pixels: Any) -> Any:
+    image = kind.__new__(kind)
+    image.__setstate__([*state, pixels])
+    return image
 
 
 def laid_down(value: object) -> list[memoryview]:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from intune_callbacks.cache.arena import Arena
-from intune_callbacks.cache.pure import are_any, use
+from intune_callbacks.cache.images import Cuts
+from intune_callbacks.cache.pure import is_needed, use
 from intune_callbacks.cache.rows import CacheUse, Rows
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.errors import warn
@@ -54,17 +55,35 @@ class Cache:
         self._why = ""
         self._limit_bytes = 0
         self._is_full = self._is_closed = False
+        self._cuts = Cuts()
+        self._waiting: list[weakref.ref[Any]] = []
         self.open()
 
     def open(self) -> None:
         """Have an arena from now on, if any function was marked; called before workers are started."""
-        if self._arena is not None or self._is_closed or self._config.mode != "tune" or not are_any():
+        if self._arena is not None or self._is_closed or self._config.mode != "tune" or not is_needed():
             return
         try:
             self._open()
         except Exception as error:  # another system, a sandbox, no descriptors
             self._is_closed = True
             warn(f"InTune keeps no results of pure functions: {type(error).__name__}: {error}. Training goes on")
+
+    def cut(self, loader: Any, epochs: int | None) -> None:
+        """Have what is known to be pure in a loader's datasets kept; called before its workers are started.
+
+        Args:
+            loader: whatever batches come from.
+            epochs: of the run; where they are not known, nobody asked for this, and it begins with the second one.
+        """
+        if self._is_closed or self._config.mode != "tune":
+            return
+        if epochs is None:
+            with suppress(TypeError):  # nothing can refer to it weakly
+                self._waiting.append(weakref.ref(loader))
+        elif epochs > 1:
+            self._cuts.make(loader)
+            self.open()
 
     def _open(self) -> None:
         global _shared
@@ -96,6 +115,8 @@ class Cache:
             epochs_left: the one that begins included, None if unknown.
             is_first: no epoch has begun before.
         """
+        while self._waiting and not is_first:
+            self.cut(self._waiting.pop()(), 2)
         self.open()
         in_one = epoch_batches is not None and batches is not None and batches <= epoch_batches
         is_last = epochs_left == 1 or (is_first and in_one)
@@ -137,6 +158,7 @@ class Cache:
     def close(self) -> None:
         """Give its memory back, unless another training of this process uses it."""
         self._arena, self._is_closed = None, True
+        self._cuts.undo()
         _left(id(self))
 
     def _limit(self, limit_bytes: float) -> None:

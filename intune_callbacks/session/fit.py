@@ -110,6 +110,11 @@ class TunedFit:
             self.warm.leave(self._why_restored)
             self.tuner.load_state_dict(restored)
 
+    def keep(self, loader: Any, epochs: int | None = None) -> None:
+        """Have what is known to be pure in a loader's datasets kept in memory; called before its workers start."""
+        with self.guarded("the look for what can be kept"):
+            self._cache.cut(loader, epochs)
+
     def is_look_due(self) -> bool:
         """Return whether the counters are to be looked at after this step; if so, the next look is a while away."""
         now_s = self.now()

@@ -81,6 +81,7 @@ class Fit(TunedFit):
         if not self.why:
             with self.guarded("the first look at the training data"):
                 self.data = TrainData(iterator)
+                self.keep(self.data.source)
                 # Not `callback.model`, which brings the state of a training on JAX into its model.
                 self._attach(self.data, getattr(getattr(callback, "_model", None), "train_function", None))
             # `on_train_end` is not called after an exception; then this fit ends with its iterator, or with Python.

@@ -110,6 +110,8 @@ class Fit(TunedFit):
 
     def _requested(self, loader: Any) -> None:
         if self.frozen is None:
+            epochs = self.trainer.fit_loop.max_epochs
+            self.keep(loader, epochs if isinstance(epochs, int) and epochs >= 0 else None)
             with self.guarded("the first look at a train loader"):
                 self.loaders.prepare(loader)
 

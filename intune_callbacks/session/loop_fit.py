@@ -54,6 +54,8 @@ class Fit(TunedFit):
         self._loaders = tuple(loaders)
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._close_others()
+        for one in self._loaders:
+            self.keep(one)
         self._found = [look_for(one, self.config, len(loaders) == 1, self.give_up) for one in self._loaders]
         self._pipeline = pipeline_of(self._by_name())
         self._timer = StepTimer()
