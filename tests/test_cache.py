@@ -279,13 +279,10 @@ def test_what_is_cheap_is_left_alone(arena: Arena) -> None:
 
 
 def test_what_changes_later_is_found_out_and_the_new_result_handed_out(arena: Arena) -> None:
-    state = {"offset": 0}
-
-    def offset(number: int) -> int:  # a dictionary around it is a part of the arguments, a value of it set later is not
+    def offset(number: int) -> int:
         time.sleep(0.001)
         return number + calls[0]
 
-    del state
     calls[:] = [0]
     marked = pure(offset)
     for _ in range(3):
@@ -344,7 +341,9 @@ def test_threads_share_it(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [print, staticmethod(_draws), Items, (lambda: (yield)), 3], ids=["builtin", "static", "class", "gen", "int"]
+    "wrong",
+    [print, staticmethod(_draws), Items, (lambda: (yield)), 3],
+    ids=["builtin", "static", "class", "gen", "int"],
 )
 def test_what_cannot_be_marked_is_refused_with_a_sentence(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"expected|put @pure below it"):

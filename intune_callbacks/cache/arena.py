@@ -11,33 +11,21 @@ reader who has copied a value and finds that no hole has come over it, has a who
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import struct
-import threading
-import time
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from intune_callbacks.cache.header import HEADER_BYTES, READ_BYTES, Header
+from intune_callbacks.cache.index import Index
+from intune_callbacks.cache.lock import Lock
 from intune_callbacks.pipelines.workers.wire import loaded
 
 __all__ = ["Arena"]
 
-# A slot of the index: key, place, size, and a sum over them by which one that is half written is seen.
-SLOT = struct.Struct("<16sQII")
-NEAR_SLOTS = 8
-"""Slots read at once; a key is in one of these or nowhere, so that no search is long."""
-BYTES_PER_SLOT, FEWEST_SLOTS, MOST_SLOTS = 1 << 14, 1 << 14, 1 << 24
-"""A choice: what is worth keeping has 16 KB or more; with two slots for each value most keys find one."""
 PAGE_BYTES = 4096
 KEEP_SIZE_PUNCH_HOLE = 1 | 2  # linux/falloc.h
-FLOCK = struct.Struct("@hhqqi4x")
-"""``struct flock`` of Linux on 64 bits: https://man7.org/linux/man-pages/man2/fcntl_locking.2.html"""
-LOCK_WAIT_S, LOCK_POLL_S = 0.002, 0.00005
-"""What a writer waits for another one at most, which holds the lock for some 20 us. A choice: a small decode."""
 LIMIT_WAIT_S = 0.05  # the same for the trainer, which asks again at its next decision
 MOST_VALUE_BYTES = 2**32 - 1
 
@@ -54,20 +42,17 @@ class Arena:
         address: process and descriptor under which others find it, and its token.
 
     Raises:
+        FileNotFoundError: it is not the one that is meant.
         OSError: there is none, or this system has no such memory.
     """
 
     def __init__(self, path: str | None = None, token: bytes | None = None, room_bytes: int = 0) -> None:
-        self._handles = threading.local()
         if path is None:
-            slots = FEWEST_SLOTS
-            while slots < min(MOST_SLOTS, 2 * room_bytes // BYTES_PER_SLOT):
-                slots *= 2
             self._descriptor = os.memfd_create("intune-cache", os.MFD_CLOEXEC)
             self._path = f"/proc/self/fd/{self._descriptor}"
             head = Header.new()
             os.pwrite(self._descriptor, head.pack(), 0)
-            os.pwrite(self._descriptor, struct.pack("<Q", slots), HEADER_BYTES - 8)
+            os.pwrite(self._descriptor, struct.pack("<Q", Index.slots_for(room_bytes)), HEADER_BYTES - 8)
         else:
             self._path = path
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -76,11 +61,12 @@ class Arena:
                 os.close(self._descriptor)
                 raise FileNotFoundError(f"{path} is not the cache that was meant")
         self._process, self._is_own = os.getpid(), path is None
-        (self._slots,) = struct.unpack("<Q", os.pread(self._descriptor, 8, HEADER_BYTES - 8))
-        self._values_at = HEADER_BYTES + self._slots * SLOT.size
-        self.token = head.token
-        self._lock()  # locks of this kind may be missing
-        self._unlock()
+        (slots,) = struct.unpack("<Q", os.pread(self._descriptor, 8, HEADER_BYTES - 8))
+        self._index = Index(self._descriptor, slots)
+        self._values_at = HEADER_BYTES + self._index.size_bytes
+        self.token, self._lock = head.token, Lock(self._descriptor)
+        self._lock.acquire()  # locks of this kind may be missing
+        self._lock.release()
 
     @property
     def address(self) -> str:
@@ -104,7 +90,7 @@ class Arena:
     def used_bytes(self, head: Header | None = None) -> int:
         """Return the memory it holds: values, and the pages of the index that were touched."""
         head = head or self.header()
-        index_bytes = min(head.entries * PAGE_BYTES, self._slots * SLOT.size)
+        index_bytes = min(head.entries * PAGE_BYTES, self._index.size_bytes)
         return int(head.end - head.hole_bytes + index_bytes)
 
     @property
@@ -119,7 +105,7 @@ class Arena:
         Args:
             key: 16 bytes, evenly distributed.
         """
-        found = self._find(key)
+        found = self._index.find(key)
         if found is None:
             return None
         place, size = found
@@ -146,13 +132,13 @@ class Arena:
             Whether it can be had from now on, by whoever put it.
         """
         size = sum(part.nbytes for part in parts)
-        if size > MOST_VALUE_BYTES or not self._has_room(self.header(), size) or not self._lock():
+        if size > MOST_VALUE_BYTES or not self._has_room(self.header(), size) or not self._lock.acquire():
             return False
         try:
             head = self.header()
             if not self._has_room(head, size):
                 return False
-            slot = self._free_slot(key)
+            slot = self._index.free_slot(key, head.has)
             if slot is None:
                 return False
             if slot < 0:
@@ -161,7 +147,7 @@ class Arena:
             head.end += size
             self._write_head(head)
         finally:
-            self._unlock()
+            self._lock.release()
         try:
             self._write(parts, self._values_at + place)
         except OSError:  # no memory, or no more of this file may be written
@@ -175,7 +161,7 @@ class Arena:
         Returns:
             False where another process was in the way; then nothing has changed.
         """
-        if not self._lock(LIMIT_WAIT_S):
+        if not self._lock.acquire(LIMIT_WAIT_S):
             return False
         try:
             head = self.header()
@@ -188,9 +174,9 @@ class Arena:
             head.entries = 0 if is_empty else head.entries
             self._write_head(head)
             if is_empty:
-                _punch_hole(self._descriptor, HEADER_BYTES, self._slots * SLOT.size)
+                _punch_hole(self._descriptor, HEADER_BYTES, self._index.size_bytes)
         finally:
-            self._unlock()
+            self._lock.release()
         for hole in head.holes:
             if hole not in before:
                 self._punch(*hole)
@@ -210,7 +196,7 @@ class Arena:
         Returns:
             False where another process was in the way.
         """
-        if not self._lock():
+        if not self._lock.acquire():
             return False
         try:
             instead = changed(self.read(at, size))
@@ -218,7 +204,7 @@ class Arena:
                 os.pwrite(self._descriptor, instead, at)
             return True
         finally:
-            self._unlock()
+            self._lock.release()
 
     def close(self) -> None:
         """Give all of it back, also where other processes go on holding it open."""
@@ -239,47 +225,20 @@ class Arena:
     def _has_room(self, head: Header, size: int) -> bool:
         return not head.closed and self.used_bytes(head) + size + PAGE_BYTES <= head.limit_bytes
 
-    def _find(self, key: bytes) -> tuple[int, int] | None:
-        near = os.pread(self._descriptor, NEAR_SLOTS * SLOT.size, self._slot_at(key))
-        for at in range(0, len(near) - SLOT.size + 1, SLOT.size):
-            if near.startswith(key, at):
-                _, place, size, check = SLOT.unpack_from(near, at)
-                if check == _check(near[at : at + SLOT.size - 4]):
-                    return place, size
-        return None
-
-    def _slot_at(self, key: bytes) -> int:
-        number = int.from_bytes(key[:8], "little") % (self._slots - NEAR_SLOTS)
-        return int(HEADER_BYTES + number * SLOT.size)
-
-    def _free_slot(self, key: bytes) -> int | None:
-        """Return where a slot is free for a key: -1 where the key has one that is alive, None where none is free."""
-        first, head = self._slot_at(key), self.header()
-        near = os.pread(self._descriptor, NEAR_SLOTS * SLOT.size, first).ljust(NEAR_SLOTS * SLOT.size, b"\0")
-        free = None
-        for at in range(0, len(near), SLOT.size):
-            known, place, size, check = SLOT.unpack_from(near, at)
-            is_there = check and check == _check(near[at : at + SLOT.size - 4]) and head.has(place, size)
-            if is_there and known == key:
-                return -1
-            if not is_there and free is None:
-                free = first + at
-        return free
-
     def _publish(self, key: bytes, place: int, size: int) -> bool:
-        if not self._lock():
+        if not self._lock.acquire():
             self._punch(place, place + size)
             return False
         try:
-            head, slot = self.header(), self._free_slot(key)
+            head = self.header()
+            slot = self._index.free_slot(key, head.has)
             if slot is not None and slot >= 0 and head.has(place, size):
-                entry = SLOT.pack(key, place, size, 0)[:-4]
-                os.pwrite(self._descriptor, entry + struct.pack("<I", _check(entry)), slot)
+                self._index.write(slot, key, place, size)
                 head.entries += 1
                 self._write_head(head)
                 return True
         finally:
-            self._unlock()
+            self._lock.release()
         self._punch(place, place + size)  # given back, or put by another one meanwhile
         return slot == -1
 
@@ -310,41 +269,6 @@ class Arena:
 
     def _write_head(self, head: Header) -> None:
         os.pwrite(self._descriptor, head.pack(), 0)
-
-    def _handle(self) -> int:
-        """Return a descriptor of this thread's own: the locks are those of an open file, not of a process."""
-        known: _Handle | None = getattr(self._handles, "known", None)
-        if known is None or known.process != os.getpid():
-            self._handles.known = known = _Handle(f"/proc/self/fd/{self._descriptor}")
-        descriptor: int = known.descriptor
-        return descriptor
-
-    def _lock(self, wait_s: float = LOCK_WAIT_S) -> bool:
-        until_s = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.fcntl(self._handle(), fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-                return True
-            except BlockingIOError:
-                if time.monotonic() >= until_s:
-                    return False
-                time.sleep(LOCK_POLL_S)
-
-    def _unlock(self) -> None:
-        fcntl.fcntl(self._handle(), fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0))
-
-
-class _Handle:
-    def __init__(self, path: str) -> None:
-        self.process, self.descriptor = os.getpid(), os.open(path, os.O_RDWR | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        with suppress(OSError, AttributeError):
-            os.close(self.descriptor)
-
-
-def _check(entry: bytes) -> int:
-    return zlib.crc32(entry) or 1
 
 
 def _punch_hole(descriptor: int, begin: int, size: int) -> None:

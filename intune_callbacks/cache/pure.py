@@ -7,6 +7,7 @@ import inspect
 import os
 import time
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,7 @@ from intune_callbacks.cache.rows import Row, Rows
 from intune_callbacks.cache.values import is_same, laid_down, random_states, taken_up
 from intune_callbacks.words import moment
 
-__all__ = ["ADDRESS", "is_needed", "pure", "use"]
+__all__ = ["ADDRESS", "is_needed", "pure", "tell", "use"]
 
 ADDRESS = "INTUNE_CACHE"
 """The environment variable by which workers that are not forked find the arena of their training."""
@@ -35,7 +36,7 @@ TOLD_EVERY, TOLD_EVERY_S = 16, 0.1  # calls or seconds after which what was seen
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_made = False
+_marked: weakref.WeakSet[_Kept] = weakref.WeakSet()
 _arena: Arena | None = None
 _is_asked = False
 
@@ -60,14 +61,14 @@ def pure(fn: _Function) -> _Function:
     Raises:
         TypeError: it is no function, or makes a generator or coroutine.
     """
-    global _made
     if not isinstance(fn, types.FunctionType):
         inside = "put @pure below it, next to the function" if isinstance(fn, (staticmethod, classmethod)) else ""
         expected = inside or "expected a function; wrap what is called in one: def decode(path): return open_it(path)"
         raise TypeError(f"pure({fn!r}): {type(fn).__name__} is no function; {expected}")
     if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
         raise TypeError(f"pure({fn.__qualname__}): it yields or awaits; expected a function that returns its result")
-    _made, kept = True, _Kept(fn)
+    kept = _Kept(fn)
+    _marked.add(kept)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -79,7 +80,13 @@ def pure(fn: _Function) -> _Function:
 
 def is_needed() -> bool:
     """Return whether there is anything to keep: a function was marked in this process."""
-    return _made
+    return bool(_marked)
+
+
+def tell() -> None:
+    """Add up what the functions of this process have seen since they last told."""
+    for kept in list(_marked):
+        kept.tell()
 
 
 def use(arena: Arena | None) -> None:
@@ -123,7 +130,7 @@ class _Kept:
 
     def call(self, arena: Arena, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, kept or computed; an error of the cache's is none of the caller's."""
-        key, found, begin_s = None, None, time.perf_counter()
+        key, found, begin_s, begin_cpu_s = None, None, time.perf_counter(), time.thread_time()
         try:
             key = self._key(arena, args, kwargs)
             if key is not None:
@@ -139,9 +146,9 @@ class _Kept:
             is_checked = self._row.hits % CHECKED_AGAIN == CHECKED_AGAIN - 1
             self._note(hits=1, taken_s=taken_s)
             return self._again(found[0], args, kwargs) if is_checked else found[0]
-        states, fn_s = random_states(), time.perf_counter()
+        states, beside_s, begin_s = random_states(), time.thread_time() - begin_cpu_s, time.perf_counter()
         value = self._fn(*args, **kwargs)
-        computed_s, beside_s = time.perf_counter() - fn_s, fn_s - begin_s
+        computed_s = time.perf_counter() - begin_s
         try:
             self._check(key, value, states, computed_s, args, kwargs)
             self._keep(arena, key, value, computed_s, beside_s)
@@ -197,14 +204,14 @@ class _Kept:
         self._note(checked=1)
 
     def _keep(self, arena: Arena, key: bytes, value: Any, computed_s: float, beside_s: float) -> None:
-        begin_s = time.perf_counter()
+        begin_cpu_s = time.thread_time()  # the wall clock would count what other threads do meanwhile
         parts = laid_down(value)
         size_bytes = sum(part.nbytes for part in parts)
         is_kept = arena.put(key, parts)
         self._note(misses=1, computed_s=computed_s, kept=int(is_kept), kept_bytes=size_bytes if is_kept else 0)
         if not is_kept:
             return
-        self._last.append((computed_s, beside_s + time.perf_counter() - begin_s))
+        self._last.append((computed_s, beside_s + time.thread_time() - begin_cpu_s))
         if len(self._last) == JUDGED_AFTER and self._row.kept % JUDGED_AFTER == 0:
             one_s, kept_s = (median(spent) for spent in zip(*self._last, strict=True))
             if one_s < WORTH_KEEPING * kept_s:
@@ -232,7 +239,12 @@ class _Kept:
             return
         now_s, self._untold = time.perf_counter(), self._untold + 1
         is_urgent = "why_not" in more or "checked" in more
-        if not is_urgent and self._untold < TOLD_EVERY and now_s - self._told_s < TOLD_EVERY_S:
+        if is_urgent or self._untold >= TOLD_EVERY or now_s - self._told_s >= TOLD_EVERY_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Add up for all processes what this one has seen since it last told."""
+        if self._rows is None or self._place is None or self._process != os.getpid() or self._row is self._told:
             return
         is_told, told = (
             False,
@@ -241,4 +253,4 @@ class _Kept:
         with suppress(OSError):
             is_told = self._rows.add(self._place, told)
         if is_told:
-            self._told, self._told_s, self._untold = self._row, now_s, 0
+            self._told, self._told_s, self._untold = self._row, time.perf_counter(), 0

@@ -13,7 +13,7 @@ from typing import Any
 
 from intune_callbacks.cache.arena import Arena
 from intune_callbacks.cache.images import Cuts
-from intune_callbacks.cache.pure import is_needed, use
+from intune_callbacks.cache.pure import is_needed, tell, use
 from intune_callbacks.cache.rows import CacheUse, Rows
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.errors import warn
@@ -153,6 +153,7 @@ class Cache:
         """Return what it held and what of; None where no function was marked, or nothing could be kept."""
         if self._arena is None:
             return None
+        tell()
         return CacheUse(self.used_bytes, self._limit_bytes, self._why, tuple(Rows(self._arena)))
 
     def close(self) -> None:
