@@ -121,6 +121,11 @@ class Arena:
             return None
         return (value,) if self.header().has(place, size) else None
 
+    def has_room(self, size: int, head: Header | None = None) -> bool:
+        """Return whether a value of so many bytes may be put."""
+        head = head or self.header()
+        return not head.closed and self.used_bytes(head) + size + PAGE_BYTES <= head.limit_bytes
+
     def put(self, key: bytes, parts: Sequence[memoryview]) -> bool:
         """Keep a value, if there is room for it and nobody is in the way.
 
@@ -132,11 +137,11 @@ class Arena:
             Whether it can be had from now on, by whoever put it.
         """
         size = sum(part.nbytes for part in parts)
-        if size > MOST_VALUE_BYTES or not self._has_room(self.header(), size) or not self._lock.acquire():
+        if size > MOST_VALUE_BYTES or not self.has_room(size) or not self._lock.acquire():
             return False
         try:
             head = self.header()
-            if not self._has_room(head, size):
+            if not self.has_room(size, head):
                 return False
             slot = self._index.free_slot(key, head.has)
             if slot is None:
@@ -221,9 +226,6 @@ class Arena:
             os.close(self._descriptor)
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _has_room(self, head: Header, size: int) -> bool:
-        return not head.closed and self.used_bytes(head) + size + PAGE_BYTES <= head.limit_bytes
 
     def _publish(self, key: bytes, place: int, size: int) -> bool:
         if not self._lock.acquire():

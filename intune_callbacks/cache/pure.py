@@ -125,6 +125,7 @@ class _Kept:
         self._place: int | None = None
         self._row = self._told = Row(self._name)
         self._told_s, self._untold = 0.0, 0
+        self._size_bytes = 0  # of the last result that was laid down
         # Seconds of the last ones that were kept: to compute them, and what that took besides.
         self._last: deque[tuple[float, float]] = deque(maxlen=JUDGED_AFTER)
 
@@ -146,6 +147,9 @@ class _Kept:
             is_checked = self._row.hits % CHECKED_AGAIN == CHECKED_AGAIN - 1
             self._note(hits=1, taken_s=taken_s)
             return self._again(found[0], args, kwargs) if is_checked else found[0]
+        is_full = 0 < self._size_bytes and not arena.has_room(self._size_bytes)
+        if is_full:  # most samples are computed anew then, in each epoch: as if there were no cache
+            return self._computed(args, kwargs)
         states, beside_s, begin_s = random_states(), time.thread_time() - begin_cpu_s, time.perf_counter()
         value = self._fn(*args, **kwargs)
         computed_s = time.perf_counter() - begin_s
@@ -156,6 +160,12 @@ class _Kept:
             self._refuse(str(why))
         except Exception as error:
             self._refuse(f"its result cannot be kept: {type(error).__name__}: {error}")
+        return value
+
+    def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        begin_s = time.perf_counter()
+        value = self._fn(*args, **kwargs)
+        self._note(misses=1, computed_s=time.perf_counter() - begin_s)
         return value
 
     def _key(self, arena: Arena, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
@@ -206,7 +216,7 @@ class _Kept:
     def _keep(self, arena: Arena, key: bytes, value: Any, computed_s: float, beside_s: float) -> None:
         begin_cpu_s = time.thread_time()  # the wall clock would count what other threads do meanwhile
         parts = laid_down(value)
-        size_bytes = sum(part.nbytes for part in parts)
+        size_bytes = self._size_bytes = sum(part.nbytes for part in parts)
         is_kept = arena.put(key, parts)
         self._note(misses=1, computed_s=computed_s, kept=int(is_kept), kept_bytes=size_bytes if is_kept else 0)
         if not is_kept:
