@@ -21,13 +21,13 @@ from typing import Any
 
 from benchmarks.cache_fits import EPOCHS, SYSTEMS, fit
 from benchmarks.memory_tfdata import memory_group
-from benchmarks.output import arguments, numbers, write
+from benchmarks.output import arguments, numbers, words, write
 
 __all__ = ["main", "measure"]
 
 MB = 1 << 20
-SHAPES = {1: (3000, 64 << 10), 10: (800, 256 << 10), 50: (200, MB)}
-"""Decode time in ms -> samples, and bytes of one: about 200 MB, and 2 to 5 s an epoch, of two workers."""
+SHAPES = {1: (3000, 64 << 10), 10: (1600, 128 << 10), 50: (400, MB // 2)}
+"""Decode time in ms -> samples, and bytes of one: about 200 MB, and 2 to 10 s an epoch, of two workers."""
 FITS = {"whole": 1.1, "half": 0.5, "a tenth": 0.1}
 SIZES = (0.05, 0.1, 0.25, 0.5, 0.75, 1.05)
 """Static sizes that are tried, of all samples."""
@@ -53,9 +53,10 @@ def measure(
             json.dumps([system, *shape, static_bytes, {**where, "rank": rank, "folder": folder}])
             for rank in range(ranks)
         ]
-        words = ["sh", "-c", f'{join}exec "$0" "$@"', sys.executable, "-m", __spec__.name, "--child"]
+        command = ["sh", "-c", f'{join}exec "$0" "$@"', sys.executable, "-m", __spec__.name, "--child"]
         children = [
-            subprocess.Popen([*words, one], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for one in given
+            subprocess.Popen([*command, one], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for one in given
         ]
         told = []
         for child in children:
@@ -124,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the benchmark from the command line."""
     parser = arguments("cache", __doc__.split("\n")[0])
     parser.add_argument("--decode-ms", type=numbers, default=list(SHAPES), help="of 1, 10, 50 (default: all)")
+    parser.add_argument("--fits", type=words, default=list(FITS), help=f"of {', '.join(FITS)} (default: all)")
     parser.add_argument("--ranks", type=numbers, default=[1, 2], help="processes that train (default 1,2)")
     parser.add_argument("--kills", type=int, default=0, help="so often ours alone, half of it fits: is it killed?")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -142,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         rows.append({"system": "InTune", "runs": len(found), "killed": killed, "failed": failed})
         return write("cache", rows, given.seed, given.json)
     for decode_ms in given.decode_ms[:1] if given.quick else given.decode_ms:
-        for fits in ("whole",) if given.quick else FITS:
+        for fits in given.fits[:1] if given.quick else given.fits:
             rows += compare(decode_ms, fits, "torch", 1, given.seed, given.quick)
     for ranks in () if given.quick else [ranks for ranks in given.ranks if ranks > 1]:
         rows += compare(10, "whole", "torch", ranks, given.seed, False)

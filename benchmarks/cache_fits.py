@@ -19,7 +19,7 @@ from intune_callbacks.measure.resources import MachineProbe
 
 __all__ = ["EPOCHS", "SYSTEMS", "fit"]
 
-EPOCHS, BATCH, WORKERS = 3, 8, 2
+EPOCHS, BATCH, WORKERS = 3, 4, 2
 SYSTEMS = ("none", "dict per worker", "MONAI CacheDataset", "Dataset.cache()", "static", "InTune")
 MB = 1 << 20
 

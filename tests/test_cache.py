@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,42 @@ def test_the_attributes_of_an_object_are_part_of_the_arguments(arena: Arena) -> 
     assert rows(arena)["load"].why_not == ""
 
 
+def test_where_memory_is_short_nothing_more_comes_in(arena: Arena) -> None:
+    large = pure(lambda number: (time.sleep(0.02), np.full(2 * MIB, number, np.uint8))[1])
+    arena.limit(32 * MIB, stop_bytes=1)  # more than that is always in use
+    for number in range(8):
+        large(number)
+    assert 8 * MIB < arena.used_bytes() < 13 * MIB
+    assert arena.header().limit_bytes < 13 * MIB
+    assert large(0)[0] == 0
+
+
+def test_a_relative_path_is_another_file_in_another_folder(
+    arena: Arena, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = pure(lambda path: Path(path).read_text())
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+        monkeypatch.chdir(tmp_path / name)
+        assert [read("file"), read("file")] == [name, name]
+
+
+class Lossy:
+    def __init__(self) -> None:
+        self.path = "here"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def _lossy(number: int) -> Lossy:
+    return Lossy()
+
+
 def _draws(number: int) -> float:
     return random.random() + number
 
@@ -251,6 +288,7 @@ def _changes_what_it_is_given(numbers: list[int]) -> int:
         (_draws_of_its_own, 1, "computed twice it gave two results"),
         (_changes_what_it_is_given, [1], "changes what it is given"),
         (lambda number: threading.Lock() if number else None, 1, "cannot be kept"),
+        (_lossy, 1, "comes back from memory as something else"),
     ],
 )
 def test_what_is_not_pure_is_not_kept_and_the_reason_is_told(arena: Arena, fn: Any, argument: Any, why: str) -> None:

@@ -212,11 +212,11 @@ def test_it_has_what_nothing_else_needs() -> None:
     cache = Cache(TunerConfig(memory_soft_limit=0.9))
     try:
         cache.fit(seen(3.0), 3.0 * GB)
-        assert cache.use().limit_bytes == 3 * GB  # half of what is free below the soft limit, for others grow, too
+        assert cache.use().limit_bytes == 6 * GB
         cache.fit(seen(3.0, wait=0.01), 3.0 * GB)
         assert cache.use().limit_bytes == 0  # the model does not wait: nothing more is kept
         cache.fit(seen(3.0), 8.95 * GB)
-        assert cache.use().limit_bytes == GB // 40
+        assert cache.use().limit_bytes == GB // 20
         cache.fit(seen(3.0), 9.5 * GB)
         assert cache.use().limit_bytes == 0
         cache.fit(seen(3.0), 3.0 * GB)
@@ -276,7 +276,10 @@ class Folder(Dataset[Any]):
 
 
 @pytest.fixture
-def torchvision(monkeypatch: pytest.MonkeyPatch) -> Any:
+def torchvision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        Path(f"{number}.jpg").write_text("an image")
     folder, package = types.ModuleType(FOLDER), types.ModuleType("torchvision")
     package.get_image_backend = lambda: "PIL"  # type: ignore[attr-defined]
     for name, module in (("torchvision", package), ("torchvision.datasets", types.ModuleType("x")), (FOLDER, folder)):
@@ -302,6 +305,18 @@ def test_images_of_torchvision_are_kept_before_the_transforms(torchvision: Any) 
         assert dataset.loader is not torchvision.default_loader
     assert dataset.loader is torchvision.default_loader
     assert len(torchvision.asked) <= 2 * 30 + 8 + 1  # from the second epoch on, for it may have been the only one
+
+
+def test_an_image_that_is_written_anew_is_read_anew(torchvision: Any) -> None:
+    dataset = Folder(torchvision.default_loader)
+    with live(loader_of(dataset, 0), show_card=False) as loader:
+        epochs(loader, 3)
+        torchvision.asked.clear()
+        epochs(loader, 1)
+        assert torchvision.asked == []
+        Path("7.jpg").write_text("another")
+        epochs(loader, 1)
+        assert torchvision.asked == ["7.jpg"]
 
 
 def test_a_loader_of_the_users_own_is_left_alone(torchvision: Any) -> None:

@@ -26,7 +26,7 @@ LEVELS = {
     "words": 1,
     "pipelines": 2,
     "measure": 3,
-    "cache": 3,
+    "cache": 4,
     "decide": 4,
     "guard": 4,
     "record": 5,

@@ -160,8 +160,12 @@ class Arena:
             return False
         return self._publish(key, place, size)
 
-    def limit(self, limit_bytes: int) -> bool:
+    def limit(self, limit_bytes: int, stop_bytes: int | None = None) -> bool:
         """Let it hold so much and no more; what is too much is given back, the last values first.
+
+        Args:
+            limit_bytes: of values and index.
+            stop_bytes: see `Header`; None leaves it as it is.
 
         Returns:
             False where another process was in the way; then nothing has changed.
@@ -171,6 +175,7 @@ class Arena:
         try:
             head = self.header()
             head.limit_bytes = max(0, int(limit_bytes))
+            head.stop_bytes = head.stop_bytes if stop_bytes is None else stop_bytes
             too_much = self.used_bytes(head) - head.limit_bytes
             before = head.holes
             if too_much > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -15,8 +16,16 @@ FOLDER, LOADERS = "torchvision.datasets.folder", ("default_loader", "pil_loader"
 MOST_DEPTH = 8  # datasets inside datasets that are looked into
 
 
-def decoded(name: str, backend: str | None, path: Any) -> Any:
-    """Return what torchvision's loader makes of a file: an image that depends on the path and the backend alone."""
+def decoded(name: str, backend: str | None, path: Any, written_ns: int, size_bytes: int) -> Any:
+    """Return what torchvision's loader makes of a file, as it was written last.
+
+    Args:
+        name: of the loader.
+        backend: of torchvision's images.
+        path: of the file.
+        written_ns: when; a training may write its own images anew.
+        size_bytes: of it.
+    """
     return getattr(sys.modules[FOLDER], name)(path)
 
 
@@ -29,7 +38,11 @@ class _Loader:
     def __call__(self, path: Any) -> Any:
         import torchvision.datasets.folder  # in a spawned worker nobody may have done so
 
-        return _kept()(self._name, torchvision.get_image_backend(), path)
+        try:
+            seen = os.stat(path)
+        except (OSError, TypeError, ValueError):
+            return decoded(self._name, None, path, 0, 0)
+        return _kept()(self._name, torchvision.get_image_backend(), path, seen.st_mtime_ns, seen.st_size)
 
 
 @functools.cache

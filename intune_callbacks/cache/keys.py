@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import pickle
 import types
 import weakref
@@ -51,6 +52,8 @@ class Keys:
             NoKey: what it is given, or reads from around it, cannot be told by value.
         """
         digest = hashlib.blake2b(self._code, digest_size=KEY_BYTES)
+        with suppress(OSError):  # it is gone
+            digest.update(os.fsencode(os.getcwd()))  # a path may be a relative one
         for value in args:
             self._add(digest, value)
         for name in sorted(kwargs):

@@ -18,11 +18,12 @@ from intune_callbacks.cache.arena import Arena
 from intune_callbacks.cache.keys import Keys, NoKey, code_digest
 from intune_callbacks.cache.rows import Row, Rows
 from intune_callbacks.cache.values import is_same, laid_down, random_states, taken_up
+from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.words import moment
 
 __all__ = ["ADDRESS", "is_needed", "pure", "tell", "use"]
 
-ADDRESS = "INTUNE_CACHE"
+ADDRESS = "INTUNE_ARENA"
 """The environment variable by which workers that are not forked find the arena of their training."""
 CHECKED, CHECKED_SLOW, SLOW_S = 8, 2, 0.1
 """Results of a function that are computed twice, of all processes together, and of one that takes so many seconds. A
@@ -32,6 +33,8 @@ CHECKED_AGAIN = 256
 WORTH_KEEPING, JUDGED_AFTER = 3.0, 16
 """How much longer than keeping its result a function has to take, and results of a process to tell that by. A choice:
 taking a result up again takes less than laying it down, so that the second epoch earns back what the first one paid."""
+LOOK_BYTES = 8 << 20
+"""That a process puts between two looks at the memory. A choice: little beside what is left above the soft limit."""
 TOLD_EVERY, TOLD_EVERY_S = 16, 0.1  # calls or seconds after which what was seen is added up for all
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -125,6 +128,8 @@ class _Kept:
         self._place: int | None = None
         self._row = self._told = Row(self._name)
         self._told_s, self._untold = 0.0, 0
+        self._machine: MachineProbe | None = None
+        self._put_bytes = 0  # since the last look at the memory
         self._size_bytes = 0  # of the last result that was laid down
         # Seconds of the last ones that were kept: to compute them, and what that took besides.
         self._last: deque[tuple[float, float]] = deque(maxlen=JUDGED_AFTER)
@@ -147,7 +152,7 @@ class _Kept:
             is_checked = self._row.hits % CHECKED_AGAIN == CHECKED_AGAIN - 1
             self._note(hits=1, taken_s=taken_s)
             return self._again(found[0], args, kwargs) if is_checked else found[0]
-        is_full = 0 < self._size_bytes and not arena.has_room(self._size_bytes)
+        is_full = self._size_bytes > 0 and not arena.has_room(self._size_bytes)
         if is_full:  # most samples are computed anew then, in each epoch: as if there were no cache
             return self._computed(args, kwargs)
         states, beside_s, begin_s = random_states(), time.thread_time() - begin_cpu_s, time.perf_counter()
@@ -221,12 +226,22 @@ class _Kept:
         self._note(misses=1, computed_s=computed_s, kept=int(is_kept), kept_bytes=size_bytes if is_kept else 0)
         if not is_kept:
             return
+        self._put_bytes += size_bytes
+        if self._put_bytes > LOOK_BYTES:
+            self._put_bytes = 0
+            self._look_at_memory(arena)
         self._last.append((computed_s, beside_s + time.thread_time() - begin_cpu_s))
         if len(self._last) == JUDGED_AFTER and self._row.kept % JUDGED_AFTER == 0:
             one_s, kept_s = (median(spent) for spent in zip(*self._last, strict=True))
             if one_s < WORTH_KEEPING * kept_s:
                 told = f"it takes {moment(one_s)}, and keeping its result {moment(kept_s)}: too little to gain"
                 raise NoKey(told)
+
+    def _look_at_memory(self, arena: Arena) -> None:
+        """Have nothing more come in where memory is short: the trainer looks after it at its decisions only."""
+        self._machine = self._machine or MachineProbe(cpus=1.0)
+        if self._machine.read().memory_used_bytes > arena.header().stop_bytes > 0:
+            arena.limit(arena.used_bytes())
 
     def _again(self, kept: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute what was kept, and return that."""

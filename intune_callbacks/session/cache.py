@@ -24,8 +24,6 @@ __all__ = ["Cache"]
 
 FED_WAIT = 0.02
 """Share of the time waited for data below which nothing more is kept. A choice: there is no more to be gained."""
-PART_OF_ROOM = 0.5
-"""Of the free memory below the soft limit that may be filled before the next look at it. A choice: others grow, too."""
 SLACK = 0.01
 """Of all memory, by which the cache may stand above its room before it has to give some back. A choice: less is the
 to and fro of what a training holds, and what was given back would have to be computed again."""
@@ -98,8 +96,8 @@ class Cache:
         weakref.finalize(self, _left, id(self))
         use(_shared)
         if self._sizes and not self._limit_bytes:
-            room = self._config.memory_soft_limit * machine.memory_limit_bytes - machine.memory_used_bytes
-            self._limit(PART_OF_ROOM * room)
+            soft_bytes = self._config.memory_soft_limit * machine.memory_limit_bytes
+            self._limit(soft_bytes - machine.memory_used_bytes, soft_bytes)
 
     @property
     def used_bytes(self) -> int:
@@ -135,13 +133,14 @@ class Cache:
         if self._arena is None or not self._sizes:
             return
         machine, used = seen.resources, self.used_bytes
-        room = self._config.memory_soft_limit * machine.memory_limit_bytes - needed_bytes
+        soft_bytes = self._config.memory_soft_limit * machine.memory_limit_bytes
+        room = soft_bytes - needed_bytes
         if used > room + SLACK * machine.memory_limit_bytes:
-            self._limit(room - SLACK * machine.memory_limit_bytes)
+            self._limit(room - SLACK * machine.memory_limit_bytes, soft_bytes)
         elif self._is_full or seen.wait_frac < FED_WAIT:
             self._limit(min(used, self._limit_bytes))
         elif room > used:
-            self._limit(used + PART_OF_ROOM * (room - used))
+            self._limit(room, soft_bytes)
 
     def freeze(self) -> None:
         """Keep what is there, and nothing more: nobody looks after the memory from now on."""
@@ -162,10 +161,10 @@ class Cache:
         self._cuts.undo()
         _left(id(self))
 
-    def _limit(self, limit_bytes: float) -> None:
+    def _limit(self, limit_bytes: float, stop_bytes: float | None = None) -> None:
         assert self._arena is not None
         wanted = max(0, int(limit_bytes))
-        if self._arena.limit(wanted):
+        if self._arena.limit(wanted, None if stop_bytes is None else int(stop_bytes)):
             self._limit_bytes = wanted
 
 
