@@ -192,6 +192,18 @@ class Arena:
                 self._punch(*hole)
         return True
 
+    def freeze(self) -> bool:
+        """Let nothing more come in, and keep what is there; False where another process was in the way."""
+        if not self._lock.acquire(LIMIT_WAIT_S):
+            return False
+        try:
+            head = self.header()
+            head.limit_bytes = min(head.limit_bytes, self.used_bytes(head))
+            self._write_head(head)
+            return True
+        finally:
+            self._lock.release()
+
     def read(self, at: int, size: int) -> bytes:
         """Return a part of the header that is others'."""
         return os.pread(self._descriptor, size, at)

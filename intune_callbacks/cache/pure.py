@@ -241,7 +241,7 @@ class _Kept:
         """Have nothing more come in where memory is short: the trainer looks after it at its decisions only."""
         self._machine = self._machine or MachineProbe(cpus=1.0)
         if self._machine.read().memory_used_bytes > arena.header().stop_bytes > 0:
-            arena.limit(arena.used_bytes())
+            arena.freeze()
 
     def _again(self, kept: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute what was kept, and return that."""

@@ -179,10 +179,9 @@ class Guard:
             if stage.kind == "memory" and stage.unit == "items":
                 held = rates.queue_fill * stage.current if rates is not None else 0.0
                 needed += max(0.0, allocation[stage.name] - held) * self._size(stage)
-            elif stage.kind == "memory" and stage.unit == "MiB":
-                needed += max(0, allocation[stage.name] - stage.current) * 2**20
             else:
-                needed += max(0, allocation[stage.name] - stage.current) * self._worker_bytes.get(stage.name, 0.0)
+                size = 2.0**20 if stage.unit == "MiB" else self._worker_bytes.get(stage.name, 0.0)
+                needed += max(0, allocation[stage.name] - stage.current) * size
         return observation.resources.memory_used_bytes + observation.resources.local_ranks * needed
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,11 +255,8 @@ class Guard:
             return target
         memory = {stage.name for stage in observation.stages if stage.kind == "memory"}
         least = {name: min(value, observation.allocation[name]) for name, value in target.items()}
-        lowest = {
-            s.name: min(least[s.name], max(s.low, least.get(s.window_of or "", 1)))
-            for s in observation.stages
-            if s.name in memory
-        }
+        buffers = [stage for stage in observation.stages if stage.name in memory]
+        lowest = {s.name: min(least[s.name], max(s.low, least.get(s.window_of or "", 1))) for s in buffers}
         # Give up, in this order: growth of windows, growth of workers, windows that are there now.
         steps = (target, target | {name: least[name] for name in memory}, least, least | lowest)
         granted = steps[-1]
@@ -292,12 +288,10 @@ class Guard:
         freed = 0.0
         for stage in observation.stages:
             fewer = stage.current - smaller[stage.name]
-            if stage.kind == "memory" and fewer:
-                size = 2.0**20 if stage.unit == "MiB" else self._size(stage)
-                # Nothing is known of its results: they may be what fills the memory.
-                freed += fewer * size if size > 0.0 else float("inf")
-            else:
-                freed += fewer * self._worker_bytes.get(stage.name, 0.0)
+            size = self._worker_bytes.get(stage.name, 0.0)
+            if stage.kind == "memory" and fewer:  # where nothing is known of its results, they may fill the memory
+                size = (2.0**20 if stage.unit == "MiB" else self._size(stage)) or math.inf
+            freed += fewer * size
         return freed
 
 

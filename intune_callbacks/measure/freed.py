@@ -51,20 +51,21 @@ class Freed:
         if not self._maps:
             self._maps = _set_threshold(LARGE_BYTES)
 
-    def read(self, probe: Probe, soft_limit: float, item_bytes: float) -> Resources:
+    def read(self, probe: Probe, soft_limit: float, item_bytes: float, kept_bytes: int = 0) -> Resources:
         """Return what there is; near the memory limit, after what is only kept for later was given back.
 
         Args:
             soft_limit: share of its memory that is planned with, 0..1.
             item_bytes: the largest item of the pipeline.
+            kept_bytes: of the memory in use, what a cache gives back when it is wanted.
         """
         seen = probe.read()
-        limit = soft_limit * seen.memory_limit_bytes
-        if seen.memory_used_bytes <= limit / 2:
+        limit, used = soft_limit * seen.memory_limit_bytes, seen.memory_used_bytes - kept_bytes
+        if used <= limit / 2:
             return seen
         if item_bytes >= LARGE_BYTES:
             self.map_large_blocks()
-        return probe.read() if self.give_back(now=seen.memory_used_bytes > limit) else seen
+        return probe.read() if self.give_back(now=used > limit) else seen
 
     def give_back(self, now: bool) -> bool:
         """Return freed memory to the system, in a thread beside the training, if it is time for that.

@@ -9,6 +9,7 @@ import socket
 import sys
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from intune_callbacks.cache.arena import Arena
@@ -51,7 +52,6 @@ class Cache:
         self._number = next(_joins)
         self._arena: Arena | None = None
         self._why = ""
-        self._limit_bytes = 0
         self._is_full = self._is_closed = False
         self._cuts = Cuts()
         self._waiting: list[weakref.ref[Any]] = []
@@ -95,7 +95,7 @@ class Cache:
         _users.add(id(self))
         weakref.finalize(self, _left, id(self))
         use(_shared)
-        if self._sizes and not self._limit_bytes:
+        if self._sizes and not self._arena.header().limit_bytes:
             soft_bytes = self._config.memory_soft_limit * machine.memory_limit_bytes
             self._limit(soft_bytes - machine.memory_used_bytes, soft_bytes)
 
@@ -121,7 +121,14 @@ class Cache:
         self._is_full = is_last  # what would be kept now would never be asked for
         if is_last and self._arena is not None and self._sizes:
             self._why = ONE_PASS if is_first else self._why
-            self._limit(0 if is_first else self.used_bytes)
+            self._limit(0) if is_first else self._arena.freeze()
+
+    def left_out(self, seen: Observation) -> Observation:
+        """Return the observation as if its memory were free: for all that needs memory it is."""
+        if not (kept_bytes := self.used_bytes):
+            return seen
+        used_bytes = max(0, seen.resources.memory_used_bytes - kept_bytes)
+        return replace(seen, resources=replace(seen.resources, memory_used_bytes=used_bytes))
 
     def fit(self, seen: Observation, needed_bytes: float) -> None:
         """Let it have the memory that nothing else needs.
@@ -138,7 +145,7 @@ class Cache:
         if used > room + SLACK * machine.memory_limit_bytes:
             self._limit(room - SLACK * machine.memory_limit_bytes, soft_bytes)
         elif self._is_full or seen.wait_frac < FED_WAIT:
-            self._limit(min(used, self._limit_bytes))
+            self._arena.freeze()
         elif room > used:
             self._limit(room, soft_bytes)
 
@@ -146,14 +153,15 @@ class Cache:
         """Keep what is there, and nothing more: nobody looks after the memory from now on."""
         self._is_full = True
         if self._arena is not None and self._sizes:
-            self._limit(min(self.used_bytes, self._limit_bytes))
+            self._arena.freeze()
 
     def use(self) -> CacheUse | None:
         """Return what it held and what of; None where no function was marked, or nothing could be kept."""
         if self._arena is None:
             return None
         tell()
-        return CacheUse(self.used_bytes, self._limit_bytes, self._why, tuple(Rows(self._arena)))
+        head = self._arena.header()
+        return CacheUse(self._arena.used_bytes(head), head.limit_bytes, self._why, tuple(Rows(self._arena)))
 
     def close(self) -> None:
         """Give its memory back, unless another training of this process uses it."""
@@ -163,9 +171,7 @@ class Cache:
 
     def _limit(self, limit_bytes: float, stop_bytes: float | None = None) -> None:
         assert self._arena is not None
-        wanted = max(0, int(limit_bytes))
-        if self._arena.limit(wanted, None if stop_bytes is None else int(stop_bytes)):
-            self._limit_bytes = wanted
+        self._arena.limit(max(0, int(limit_bytes)), None if stop_bytes is None else int(stop_bytes))
 
 
 def _left(user: int) -> None:

@@ -60,7 +60,8 @@ class Tuner:
         self.policy = policy or policy_of(config)
         self._probe = probe if probe is not None else MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
         self._guard, self._window, self._before_after = Guard(config), Window(), BeforeAfter()
-        self._freed, self._cache = Freed(self._clock.wall), cache
+        self._freed = Freed(self._clock.wall)
+        self._cache = cache or Cache(replace(config, mode="off"))
         self._net = Net(config.decide_every_s if config.mode == "tune" else 0.0)
         self._stages: tuple[Stage, ...] = ()
         self._carried: Allocation = {}
@@ -107,8 +108,7 @@ class Tuner:
             epochs_left: the one that begins included, None if unknown.
         """
         self._window.expect(epoch_batches, batches, epochs_left)
-        if self._cache is not None:
-            self._cache.expect(epoch_batches, batches, epochs_left, is_first=not self._before_after.now.totals.epochs)
+        self._cache.expect(epoch_batches, batches, epochs_left, is_first=not self._before_after.now.totals.epochs)
 
     def end(self, totals: StepTotals, samples: int = 0) -> None:
         """The training is over: the figures of the whole run go up to here.
@@ -173,7 +173,7 @@ class Tuner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return allocation, policy, guard and the tail of the history, in plain JSON types."""
-        tail = [decision.to_json() for decision in self.history.decisions[-SAVED_DECISIONS:]]
+        tail = (decision.to_json() for decision in self.history.decisions[-SAVED_DECISIONS:])
         return {
             "mode": self.config.mode,
             "allocation": self._carried | self._allocation if self._before_after.changes or self._carried else {},
@@ -235,19 +235,16 @@ class Tuner:
         return decision
 
     def _resources(self) -> Resources:
-        if self.config.mode != "tune":
-            return self._probe.read()
-        return self._freed.read(self._probe, self.config.memory_soft_limit, self._guard.largest_item_bytes)
+        known = self.config.memory_soft_limit, self._guard.largest_item_bytes, self._cache.used_bytes
+        return self._freed.read(self._probe, *known) if self.config.mode == "tune" else self._probe.read()
 
     def _decide(self, observation: Observation) -> Decision:
         before, mode = observation.allocation, self.config.mode
         if mode == "observe":
             return Decision(observation, before, before, reason="observing")
-        found = resolve(self._without_cache(observation), self.policy, self._guard, self._net, tune=mode == "tune")
-        if self._cache is not None:
-            self._cache.fit(
-                observation, self._guard.needed_bytes(before | found.granted, self._without_cache(observation))
-            )
+        free = self._cache.left_out(observation)
+        found = resolve(free, self.policy, self._guard, self._net, tune=mode == "tune")
+        self._cache.fit(observation, self._guard.needed_bytes(before | found.granted, free))
         wish = (found.proposed, found.granted, found.reason, found.vetoes)
         decision = Decision(observation, before, before, *wish, settled=found.settled)
         if mode == "advise" or not found.granted:
@@ -264,14 +261,6 @@ class Tuner:
         if found.alarm and hasattr(self._pipeline, "trim"):
             self._pipeline.trim()
         return replace(decision, after=after, applied=after != before, resize_s=resize_s)
-
-    def _without_cache(self, seen: Observation) -> Observation:
-        """Return the observation as if what is kept were free: for all that needs memory it is."""
-        if self._cache is None or not (kept_bytes := self._cache.used_bytes):
-            return seen
-        machine = seen.resources
-        used_bytes = max(0, machine.memory_used_bytes - kept_bytes)
-        return replace(seen, resources=replace(machine, memory_used_bytes=used_bytes))
 
     def _resize(self, granted: Allocation, before: Allocation) -> tuple[Allocation, float]:
         begin_s = self._clock.wall()
@@ -315,5 +304,4 @@ class Tuner:
 
     def _freeze(self, error: Exception) -> None:
         self.frozen = frozen_by(error)
-        if self._cache is not None:
-            self._cache.freeze()
+        self._cache.freeze()
