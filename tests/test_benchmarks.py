@@ -198,3 +198,13 @@ def test_turns_are_taken_in_pairs() -> None:
 
     assert side_by_side(lambda: turn("ours"), lambda: turn("stock"), 3) == (4.0, 4.0, 2.0)
     assert turns == ["ours", "stock", "stock", "ours", "ours", "stock"]
+
+
+def test_keeping_what_is_decoded_is_compared_with_fixed_sizes() -> None:
+    from benchmarks.cache import main
+
+    rows = {row["system"]: row for row in main(["--quick", "--decode-ms", "10"])["rows"]}
+    assert {"none", "static 5%", "static 105%", "InTune"} <= set(rows)
+    assert all(row["same"] for row in rows.values() if "same" in row)
+    assert rows["InTune"]["times_none"] > 1.2
+    assert rows["InTune"]["of_best"] > 0.2

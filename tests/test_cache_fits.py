@@ -217,7 +217,7 @@ def test_it_has_what_nothing_else_needs() -> None:
         assert cache.use().limit_bytes == 0  # the model does not wait: nothing more is kept
         cache.fit(seen(3.0), 8.95 * GB)
         assert cache.use().limit_bytes == GB // 20
-        cache.fit(seen(3.0), 9.5 * GB)
+        cache.fit(seen(3.0), 9.2 * GB)
         assert cache.use().limit_bytes == 0
         cache.fit(seen(3.0), 3.0 * GB)
         for number in range(50):
@@ -226,7 +226,7 @@ def test_it_has_what_nothing_else_needs() -> None:
         assert used_bytes > 100_000
         small = dataclasses.replace(seen(0.0), resources=Resources(1.0, 1_000_000, 0))
         cache.fit(small, 850_000.0)
-        assert cache.used_bytes <= 40_000  # windows and workers come first
+        assert cache.used_bytes <= 50_000  # windows and workers come first
     finally:
         cache.close()
     assert cache.use() is None

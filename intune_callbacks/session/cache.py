@@ -143,7 +143,7 @@ class Cache:
         soft_bytes = self._config.memory_soft_limit * machine.memory_limit_bytes
         room = soft_bytes - needed_bytes
         if used > room + SLACK * machine.memory_limit_bytes:
-            self._limit(room - SLACK * machine.memory_limit_bytes, soft_bytes)
+            self._limit(room, soft_bytes)
         elif self._is_full or seen.wait_frac < FED_WAIT:
             self._arena.freeze()
         elif room > used:
