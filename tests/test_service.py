@@ -182,7 +182,11 @@ def test_fifty_trainings_at_once(local: list[object]) -> None:
         # In one process they wait for each other: a question may have been late.
         assert sum(policy.answered for policy in policies) > 0
         assert len(service.jobs.rows()) == 50
-    assert all(one == made[0] for one in made)
+    # Who was refused sends its state, which is not all that the policy has in memory: see `RemotePolicy._ask`.
+    whole = [
+        one for one, policy in zip(made, policies, strict=True) if not any("status" in why for why in policy.failures)
+    ]
+    assert all(one == whole[0] for one in whole)
 
 
 def test_the_next_training_starts_from_what_the_first_one_found(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def _cache(report: Report) -> str:
     lines = []
     for one in sorted(use.functions, key=lambda row: -row.saved_s):
         calls = one.hits + one.misses
-        told = f"{percent(one.hits / calls)} of {calls:,} calls from memory" if calls else "not called again"
+        told = f"{percent(one.hits / calls)} of {amount(calls)} calls from memory" if calls else "not called again"
         saved = f", {duration(one.saved_s)} of work saved" if one.saved_s >= 1.0 else ""
         lines.append(f"{one.name}: not kept: {one.why_not}" if one.why_not else f"{one.name}: {told}{saved}")
     return "\n".join([*lines, f"{size(use.used_bytes)} of {size(use.limit_bytes)} in use"] if lines else [])
