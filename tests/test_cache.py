@@ -362,6 +362,17 @@ def test_other_processes_have_what_was_kept(arena: Arena, method: str) -> None:
     assert after.hits >= before.hits + 16  # those of the last moment are not told
 
 
+def test_a_function_of_a_script_can_be_sent_by_value(arena: Arena) -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+
+    @pure
+    def doubled(number: int) -> int:
+        return 2 * number
+
+    assert doubled(4) == 8
+    assert cloudpickle.loads(cloudpickle.dumps(doubled))(4) == 8
+
+
 def test_threads_share_it(arena: Arena) -> None:
     failed: list[int] = []
 

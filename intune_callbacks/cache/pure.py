@@ -122,6 +122,9 @@ class _Kept:
         self._arena: Arena | None = None
         self._begin()
 
+    def __reduce__(self) -> Any:
+        return type(self), (self._fn,)  # where a function is pickled by value, as cloudpickle does with a script's
+
     def _begin(self) -> None:
         self._process, self._keys = os.getpid(), Keys(self._fn)
         self._rows: Rows | None = None
