@@ -75,7 +75,7 @@ def pure(fn: _Function) -> _Function:
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        arena = _arena if _is_asked else _look_for()
+        arena = _in_use()
         return fn(*args, **kwargs) if arena is None else kept.call(arena, args, kwargs)
 
     return call  # type: ignore[return-value]
@@ -100,6 +100,10 @@ def use(arena: Arena | None) -> None:
         os.environ.pop(ADDRESS, None)
     else:
         os.environ[ADDRESS] = arena.address
+
+
+def _in_use() -> Arena | None:
+    return _arena if _is_asked else _look_for()
 
 
 def _look_for() -> Arena | None:
