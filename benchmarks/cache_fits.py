@@ -70,7 +70,7 @@ def fit(system: str, count: int, decode_s: float, sample_bytes: int, static_byte
     """
     global _decode_s, _sample_bytes
     _decode_s, _sample_bytes = decode_s, sample_bytes
-    with _kept(system, static_bytes):
+    with _kept(system, static_bytes, where):
         loader, set_epoch = _loader(system, count, static_bytes, where)
         epochs = []
         tuned = live(loader, mode="tune" if system == "InTune" else "off", max_workers=WORKERS, show_card=False)
@@ -89,15 +89,30 @@ def fit(system: str, count: int, decode_s: float, sample_bytes: int, static_byte
 
 
 @contextmanager
-def _kept(system: str, static_bytes: int) -> Iterator[None]:
+def _kept(system: str, static_bytes: int, where: dict[str, Any]) -> Iterator[None]:
     if system != "static":
         yield
         return
-    arena = Arena(room_bytes=max(static_bytes, MB))
-    arena.limit(static_bytes)
+    shared = Path(where["folder"]) / "arena"
+    if where["rank"]:
+        for _ in range(600):
+            if shared.exists():
+                break
+            time.sleep(0.1)
+        arena = Arena.at(shared.read_text())
+    else:
+        arena = Arena(room_bytes=max(static_bytes, MB))
+        arena.limit(static_bytes)
+        written = shared.with_suffix(".part")
+        written.write_text(arena.address)
+        written.rename(shared)
     use(arena)
     try:
         yield
+        if where["ranks"] > 1:
+            import torch
+
+            torch.distributed.barrier()  # the first one's end is the arena's
     finally:
         use(None)
         arena.close()
