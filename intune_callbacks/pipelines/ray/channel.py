@@ -7,6 +7,7 @@ import pickle
 import select
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["Channel"]
@@ -58,8 +59,6 @@ class Channel:
 
     def close(self) -> None:
         """Have the other side see the end, also where a process that was forked holds a copy of this one."""
-        try:
+        with suppress(OSError):  # it is gone
             self._end.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it is gone
-            pass
         self._end.close()

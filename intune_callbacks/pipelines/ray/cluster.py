@@ -86,6 +86,7 @@ class Cluster:
         self.address = address
         self.turn = threading.Condition(threading.RLock())
         self.gone, self.local_cpus, self.longest_s, self.share = "", float(cpus_allowed()), 0.0, [0.0, 0.0]
+        self._sent: tuple[int, tuple[int, ...]] = (0, ())
         self._ranks = 1
         self._machines: dict[str, Machine] = {}
         self._starting: dict[int, float] = {}
@@ -95,7 +96,7 @@ class Cluster:
         self._surplus_since_s: float | None = None
         self._retry_at_s, self._retry_s, self._seen_at_s, self._raised_s = 0.0, FIRST_RETRY_S, 0.0, 0.0
         self._driver: Driver | None = None
-        self._closed, self._sent = False, (0, ())
+        self._closed = False
         self._sending = threading.Lock()
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class Cluster:
             shares = {id(machine): float(max(1, machine.cpus // self._ranks)) for machine in used}
             ours = Counter(id(line.machine) for line in self._lines.values())
             # Those that are being started have their CPUs already, nobody knows on which machine.
-            free = sum(begun_s < self._seen_at_s - SEEN_S for begun_s in self._starting.values())
+            free = float(sum(begun_s < self._seen_at_s - SEEN_S for begun_s in self._starting.values()))
             free += sum(min(shares[id(machine)], machine.free + ours[id(machine)]) for machine in used)
             return min(free, sum(shares.values()))
 

@@ -213,9 +213,7 @@ class MixedPool:
                 self._turn.notify_all()
         raise WorkerDied(STOPPED)
 
-    def _done_here(
-        self, slot: Slot, child: Child, item: Any, cancelled: Callable[[], bool]
-    ) -> tuple[Any, float, int]:
+    def _done_here(self, slot: Slot, child: Child, item: Any, cancelled: Callable[[], bool]) -> tuple[Any, float, int]:
         begin_s = time.monotonic()
         try:
             value, cpu_s, size = self.local.call(child, item, cancelled)

@@ -68,7 +68,9 @@ class MapLoader(LiveLoader):
         cluster: Cluster | None = None,
     ) -> None:
         self._loader, self._clock = loader, clock
-        self._high = max(loader.num_workers, max_workers or (MAX_PROCESSES if kind == "process" and cluster is None else MAX_THREADS))
+        self._high = max(
+            loader.num_workers, max_workers or (MAX_PROCESSES if kind == "process" and cluster is None else MAX_THREADS)
+        )
         self._engines = Engines(loader, clock, kind, in_order, cluster)
         self._current: weakref.ref[LoaderIterator] | None = None
         self._seam = Seam(loader, self._get_iterator)
