@@ -177,7 +177,7 @@ class _Bridge:
             with self._turn:
                 self._turn.wait_for(lambda: version in self._versions, GIVEN_S)
                 package, again = self._versions[version]
-            actor.handle.renew.remote(package, again)  # done first: the calls of one caller are in order
+            ray.get(actor.handle.renew.remote(package, again))
             actor.version = version
         return actor.handle.run.remote(task)
 
