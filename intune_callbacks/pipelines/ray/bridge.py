@@ -34,6 +34,7 @@ __all__ = ["LOST", "main"]
 LOST = "intune: lost"
 """In place of whether the answer is a result: the actor is gone, or its machine."""
 TURN_S, FACTS_EVERY_S = 0.1, 2.0
+ANSWER_S = 5.0
 GIVEN_S = 60.0  # how long an item waits for what is to be done to it
 
 
@@ -194,6 +195,9 @@ def main(descriptor: int) -> None:
     assert found is not None
     setting = found[0]
     try:
+        host, _, port = setting["address"].rpartition(":")
+        # Ray would ask for minutes.
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
         ray.init(address=setting["address"], logging_level="ERROR", log_to_driver=False, configure_logging=False)
     except Exception as error:
         channel.send(("failed", first_line(error)))

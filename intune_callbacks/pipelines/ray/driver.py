@@ -75,10 +75,14 @@ class Driver:
         """Have it end all its workers, and end."""
         self.send("close")
         if self.exit_code(CLOSE_S) is None:
-            self.kill()
-        self._channel.close()
+            self._process.kill()
+        self._close()
 
     def kill(self) -> None:
         """End it at once; the cluster ends what it leaves."""
         self._process.kill()
+        self._close()
+
+    def _close(self) -> None:
         self.exit_code(CLOSE_S)
+        self._channel.close()
