@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -190,7 +191,7 @@ class Restless:
     def longest_gap_s(self, since_s: float) -> float:
         """Return the longest time without an item from then on."""
         at = [since_s, *(one for one in self.at_s if one >= since_s), time.monotonic()]
-        return max(later - sooner for sooner, later in zip(at, at[1:], strict=False))
+        return max(later - sooner for sooner, later in itertools.pairwise(at))
 
     def end(self) -> None:
         self.engine.close()

@@ -25,7 +25,7 @@ if "INTUNE_TEST_REACH" in os.environ:
 import ray_runs as runs  # noqa: E402
 
 from intune_callbacks.errors import WorkerDied  # noqa: E402
-from intune_callbacks.pipelines.ray import cluster as clusters  # noqa: E402
+from intune_callbacks.pipelines.ray import members  # noqa: E402
 from intune_callbacks.pipelines.ray.cluster import LEFT_OUT, LOST_CLUSTER, Cluster  # noqa: E402
 from intune_callbacks.pipelines.ray.mixed import DIFFERS, RANDOM, MixedPool  # noqa: E402
 from intune_callbacks.pipelines.workers.elastic import ElasticMap  # noqa: E402
@@ -37,7 +37,7 @@ MOST = 9
 @pytest.fixture(autouse=True)
 def one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items that sleep count as a whole CPU, so that two workers are here and all others elsewhere."""
-    monkeypatch.setattr(clusters, "LEAST_SHARE", 1.0)
+    monkeypatch.setattr(members, "LEAST_SHARE", 1.0)
 
 
 @pytest.fixture
@@ -72,7 +72,11 @@ def engine_of(
     cluster.local_cpus = 1.0
     assert runs.wait_for(lambda: cluster.cpus > 0 or bool(cluster.gone))
     pool = MixedPool(
-        ProcessPool(fn, multiprocessing.get_context("fork"), start), cluster, (fn, start, None), (), own=1  # type: ignore[arg-type]
+        ProcessPool(fn, multiprocessing.get_context("fork"), start),
+        cluster,
+        (fn, start, None),
+        (),
+        own=1,  # type: ignore[arg-type]
     )
     made.append(pool)
     engine = ElasticMap(itertools.count(), None, workers=workers, window=40, pool=pool, may_stop=True)  # type: ignore[arg-type,var-annotated]
@@ -175,9 +179,10 @@ def test_an_error_comes_at_its_place(made: list[Any]) -> None:
         engine, cluster, _ = engine_of(nodes.address, made, runs.raising, workers=5)
         assert runs.wait_for(lambda: cluster.ready == 3)
         got = []
+        for _ in range(150):
+            got.append(next(engine)[0])
         with pytest.raises(KeyError, match="no item 150"):
-            for value in engine:
-                got.append(value[0])
+            next(engine)
         assert got == list(range(150))
         assert next(engine)[0] == 151
         assert not cluster.left_out
@@ -216,7 +221,8 @@ def test_a_machine_that_differs_is_left_out(fn: Any, variable: str, why: str, ma
 def test_unseeded_items_are_told_and_made(made: list[Any]) -> None:
     with runs.running(2) as nodes:
         engine, cluster, _ = engine_of(nodes.address, made, runs.unseeded, workers=4)
-        with pytest.warns(RuntimeWarning, match="is another one each time") as told:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             read = runs.Restless(engine, 4)
             assert runs.wait_for(lambda: cluster.ready == 2 and len(read.values) > 500)
         assert RANDOM in {str(one.message) for one in told}
@@ -230,7 +236,7 @@ def test_no_free_cpu(made: list[Any]) -> None:
         made.append(other)
         taken, other_cluster, _ = engine_of(nodes.address, made, workers=3)
         assert runs.wait_for(lambda: other_cluster.ready == 1)
-        engine, cluster, pool = engine_of_full(nodes.address, made)
+        engine, cluster = engine_of_full(nodes.address, made)
         begin_s = time.monotonic()
         got = [next(engine)[0] for _ in range(300)]
         assert got == list(range(300)) and time.monotonic() - begin_s < 20.0
@@ -240,19 +246,23 @@ def test_no_free_cpu(made: list[Any]) -> None:
         assert runs.wait_for(lambda: cluster.ready == 1)  # now there is one
 
 
-def engine_of_full(address: str, made: list[Any]) -> tuple[Any, Cluster, Any]:
+def engine_of_full(address: str, made: list[Any]) -> tuple[Any, Cluster]:
     cluster = Cluster(address)
     made.append(cluster)
     cluster.begin()
     cluster.local_cpus = 1.0
     assert runs.wait_for(lambda: bool(cluster._machines))
     pool = MixedPool(
-        ProcessPool(runs.item, multiprocessing.get_context("fork")), cluster, (runs.item, None, None), (), own=1  # type: ignore[arg-type]
+        ProcessPool(runs.item, multiprocessing.get_context("fork")),
+        cluster,
+        (runs.item, None, None),
+        (),
+        own=1,  # type: ignore[arg-type]
     )
     made.append(pool)
     engine = ElasticMap(itertools.count(), None, workers=4, window=40, pool=pool)  # type: ignore[arg-type,var-annotated]
     made.append(engine)
-    return engine, cluster, pool
+    return engine, cluster
 
 
 def test_workers_live_on_from_one_epoch_to_the_next(made: list[Any]) -> None:

@@ -9,147 +9,42 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from intune_callbacks.errors import first_line, warn
-from intune_callbacks.pipelines.base import begin, busy_limit, cpus_allowed
+from intune_callbacks.pipelines.base import begin
 from intune_callbacks.pipelines.ray.driver import Driver
 from intune_callbacks.pipelines.ray.given import Package
+from intune_callbacks.pipelines.ray.members import Line, Machine, Members
 from intune_callbacks.pipelines.workers.wire import Wire
 
-__all__ = ["LEFT_OUT", "LOST_CLUSTER", "Cluster", "Line", "Machine"]
+__all__ = ["LEFT_OUT", "LOST_CLUSTER", "Cluster"]
 
 TURN_S = 0.1
 KEEP_S = 20.0  # a worker nobody needs may be needed again; after that its CPU is for others. A choice.
-SEEN_S = 1.0  # so long after its start an actor's CPU is missing in what the cluster says is free
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
-START_S = 30.0  # a worker that is not there after this is not counted on. A choice: on a busy machine one takes 20 s.
-LEAST_SHARE = 0.2  # of a CPU that a worker here is taken to keep busy
 LEFT_OUT = "InTune leaves out {} of the Ray cluster: {}"
 LOST_CLUSTER = "InTune: no workers on the Ray cluster {} any more, the training goes on with those of this machine: {}"
 
 
-@dataclass
-class Machine:
-    """One node of the cluster.
-
-    Args:
-        name: its address.
-        cpus: it has, and how many nobody had taken.
-        is_good: a result of it was the same as here.
-        is_tried: its first result is on its way, or being compared.
-        why_not: why it is left out, empty where it is not.
-    """
-
-    name: str
-    cpus: float = 0.0
-    free: float = 0.0
-    is_good: bool = False
-    is_tried: bool = False
-    why_not: str = ""
-
-
-@dataclass(eq=False)
-class Line:
-    """One worker on another machine, and this side's end of the way to it."""
-
-    key: int
-    machine: Machine
-    wire: Wire
-    is_taken: bool = False
-
-    def end(self) -> None:
-        """Let the way go; while somebody reads it, that is for them to do."""
-        self.wire.shut()
-        if not self.is_taken:
-            self.wire.close()
-
-
-class Cluster:
+class Cluster(Members):
     """The workers of one loader on other machines; they outlive its iterators.
 
     Args:
         address: of the head, ``host:port``.
-
-    Attributes:
-        turn: held by who looks at lines, and notified when one is there.
-        gone: why there is no cluster any more, empty while there may be one.
-        local_cpus: of this machine, for the workers here.
-        longest_s: that any item has taken.
-        share: of a CPU that a worker here keeps busy: CPU seconds and wall seconds.
     """
 
     def __init__(self, address: str) -> None:
+        super().__init__()
         self.address = address
-        self.turn = threading.Condition(threading.RLock())
-        self.gone, self.local_cpus, self.longest_s, self.share = "", float(cpus_allowed()), 0.0, [0.0, 0.0]
+        self._count = self._version = 0
         self._sent: tuple[int, tuple[int, ...]] = (0, ())
-        self._ranks = 1
-        self._machines: dict[str, Machine] = {}
-        self._starting: dict[int, float] = {}
-        self._lines: dict[int, Line] = {}
-        self._free: list[Line] = []
-        self._wanted = self._count = self._version = 0
         self._surplus_since_s: float | None = None
-        self._retry_at_s, self._retry_s, self._seen_at_s, self._raised_s = 0.0, FIRST_RETRY_S, 0.0, 0.0
+        self._retry_at_s, self._retry_s = 0.0, FIRST_RETRY_S
         self._driver: Driver | None = None
         self._closed = False
         self._sending = threading.Lock()
-
-    # -- what there is -------------------------------------------------------------------------------------------
-
-    @property
-    def cpus(self) -> float:
-        """CPUs of other machines that this rank can have."""
-        if self.gone:
-            return 0.0
-        with self.turn:
-            used = [machine for machine in self._machines.values() if machine.cpus >= 1.0 and not machine.why_not]
-            shares = {id(machine): float(max(1, machine.cpus // self._ranks)) for machine in used}
-            ours = Counter(id(line.machine) for line in self._lines.values())
-            # Those that are being started have their CPUs already, nobody knows on which machine.
-            free = float(sum(begun_s < self._seen_at_s - SEEN_S for begun_s in self._starting.values()))
-            free += sum(min(shares[id(machine)], machine.free + ours[id(machine)]) for machine in used)
-            return min(free, sum(shares.values()))
-
-    @property
-    def ready(self) -> int:
-        """Workers there that can compute."""
-        with self.turn:
-            return len(self._lines)
-
-    @property
-    def is_growing(self) -> bool:
-        """True while workers that were asked for may still come."""
-        with self.turn:
-            is_late = time.monotonic() - self._raised_s > START_S
-            return not is_late and len(self._lines) < min(self._wanted, int(self.cpus))
-
-    def most_here(self, own: int) -> int:
-        """Return how many workers there are on this machine before there are any elsewhere: they keep its CPUs busy.
-
-        Args:
-            own: the user's number.
-        """
-        cpu_s, wall_s = self.share
-        share = min(1.0, max(LEAST_SHARE, cpu_s / wall_s)) if wall_s > 0.0 else 1.0
-        return max(1, own, int(busy_limit(self.local_cpus, 1) / share))
-
-    @property
-    def machines(self) -> list[tuple[str, int]]:
-        """The machines at work, by name, and the workers on each."""
-        with self.turn:
-            ours = Counter(id(line.machine) for line in self._lines.values())
-            return [(one.name, ours[id(one)]) for one in self._machines.values() if ours[id(one)]]
-
-    @property
-    def left_out(self) -> list[Machine]:
-        """The machines that are not used."""
-        with self.turn:
-            return [machine for machine in self._machines.values() if machine.why_not]
 
     # -- begin and end -------------------------------------------------------------------------------------------
 
@@ -203,17 +98,6 @@ class Cluster:
             if count > self._wanted:
                 self._raised_s = time.monotonic()
             self._wanted = count
-
-    def take(self) -> Line | None:
-        """Return a worker for one item (turn held), None where none is free; of a new machine only one at a time."""
-        for place in range(len(self._free) - 1, -1, -1):
-            machine = self._free[place].machine
-            if machine.is_good or not (machine.is_tried or machine.why_not):
-                machine.is_tried = True
-                line = self._free.pop(place)
-                line.is_taken = True
-                return line
-        return None
 
     def put(self, line: Line) -> None:
         """Give back what `take` returned."""
@@ -336,15 +220,6 @@ class Cluster:
             self._retry_s = min(2.0 * self._retry_s, LAST_RETRY_S)
         elif (line := self._lines.get(key)) is not None:
             self.drop(line)
-
-    def _look_at(self, machines: dict[str, tuple[str, float, float]]) -> None:
-        self._seen_at_s = time.monotonic()
-        for key, (name, cpus, free) in machines.items():
-            machine = self._machines.setdefault(key, Machine(name))
-            machine.name, machine.cpus, machine.free = name, cpus, free
-        for key, machine in self._machines.items():
-            if key not in machines:
-                machine.cpus = machine.free = 0.0
 
     def _tend(self) -> None:
         """Start what is missing and end what nobody has needed for a while (turn held)."""

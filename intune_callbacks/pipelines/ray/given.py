@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from intune_callbacks.errors import MissingPackage
-from intune_callbacks.pipelines.workers.wire import Reducer
+from intune_callbacks.pipelines.workers.wire import Reducer, packed
 
-__all__ = ["Package", "check_packages"]
+__all__ = ["Package", "check_packages", "image"]
 
 OUT_OF_BAND_BYTES = 4096  # below this an array is cheaper inside the pickle
 MOST_BYTES = 8 << 30
@@ -109,3 +109,11 @@ def _mapped(value: Any) -> Any:
     order = "C" if value.flags.c_contiguous else "F"
     # What a worker writes is its own.
     return np.memmap, (os.path.abspath(value.filename), value.dtype, "c", value.offset, value.shape, order)
+
+
+def image(value: object, reducer: Reducer | None) -> bytes:
+    """Return bytes that are the same for equal values."""
+    try:
+        return b"".join(packed(value, reducer, fast=True))
+    except (RecursionError, ValueError):  # it holds itself
+        return b"".join(packed(value, reducer))

@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from intune_callbacks.errors import WorkerDied, first_line, warn
-from intune_callbacks.pipelines.ray.cluster import Cluster, Line, Machine
-from intune_callbacks.pipelines.ray.given import Package
+from intune_callbacks.pipelines.ray.cluster import Cluster
+from intune_callbacks.pipelines.ray.given import Package, image
+from intune_callbacks.pipelines.ray.members import Line, Machine
 from intune_callbacks.pipelines.workers.processes import ProcessPool
-from intune_callbacks.pipelines.workers.wire import Reducer, packed
+from intune_callbacks.pipelines.workers.wire import Reducer
 from intune_callbacks.pipelines.workers.worker import GRACE_S, READY_S, Child
 
 __all__ = ["DIFFERS", "RANDOM", "MixedPool"]
@@ -217,7 +218,7 @@ class MixedPool:
         begin_s = time.monotonic()
         try:
             value, cpu_s, size = self.local.call(child, item, cancelled)
-            self._took(time.monotonic() - begin_s, cpu_s)
+            self._cluster.worked(time.monotonic() - begin_s, cpu_s)
             return value, cpu_s, size
         finally:
             with self._turn:
@@ -231,13 +232,6 @@ class MixedPool:
                 self.local.put(child)
             else:
                 self._rest()
-
-    def _took(self, wall_s: float, cpu_s: float | None = None) -> None:
-        with self._turn:
-            cluster = self._cluster
-            cluster.longest_s = max(cluster.longest_s, wall_s)
-            if cpu_s is not None:
-                cluster.share = [0.99 * was + now for was, now in zip(cluster.share, (cpu_s, wall_s), strict=True)]
 
     def _done_there(self, line: Line, item: Any, cancelled: Callable[[], bool]) -> Any:
         """Return the answer of a worker elsewhere and its size, `LOST` where none comes."""
@@ -265,7 +259,7 @@ class MixedPool:
                 raise WorkerDied(STOPPED) from None
             return LOST
         size = line.wire.received_bytes
-        self._took(time.monotonic() - begin_s)
+        cluster.worked(time.monotonic() - begin_s)
         cluster.put(line)
         return *answer, size
 
@@ -285,7 +279,7 @@ class MixedPool:
             raise
         if failed is not True:
             self._cluster.leave_out(machine, first_line(failed))
-        elif self._image(theirs) == self._image(made[0]) or self._is_random(slot, made[0], item, cancelled):
+        elif self._are_same(theirs, made[0]) or self._is_random(slot, made[0], item, cancelled):
             with self._turn:
                 machine.is_good = True
                 self._turn.notify_all()
@@ -298,14 +292,10 @@ class MixedPool:
         return self._done_here(slot, worker, item, cancelled)
 
     def _is_random(self, slot: Slot, made: Any, item: Any, cancelled: Callable[[], bool]) -> bool:
-        if self._image(self._again(slot, item, cancelled)[0]) == self._image(made):
+        if self._are_same(self._again(slot, item, cancelled)[0], made):
             return False
         warn(RANDOM)
         return True
 
-    def _image(self, value: Any) -> bytes:
-        """Return bytes that are the same for equal values."""
-        try:
-            return b"".join(packed(value, self._given[2], fast=True))
-        except (RecursionError, ValueError):  # it holds itself
-            return b"".join(packed(value, self._given[2]))
+    def _are_same(self, one: Any, other: Any) -> bool:
+        return image(one, self._given[2]) == image(other, self._given[2])
