@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-ROWS, BATCH, EPOCHS = 4000, 8, 2
+ROWS, BATCH, EPOCHS = 4000, 8, int(os.environ.get("EPOCHS", "2"))
 
 
 class Rows(Dataset[Any]):

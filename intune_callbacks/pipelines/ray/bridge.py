@@ -183,6 +183,14 @@ class _Bridge:
         return actor.handle.run.remote(task)
 
 
+def _end_with(parent: int) -> None:
+    """Leave when the training process has: what Ray is asked may wait for a cluster that is gone."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(ANSWER_S)
+    os._exit(1)
+
+
 def main(descriptor: int) -> None:
     """Be the bridge; called in its process.
 
@@ -190,6 +198,7 @@ def main(descriptor: int) -> None:
         descriptor: of this side's end of the channel.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     channel = Channel(socket.socket(fileno=descriptor))
     found = channel.receive(GIVEN_S)
     assert found is not None

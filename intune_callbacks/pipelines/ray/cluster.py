@@ -210,6 +210,7 @@ class Cluster(Members):
             return
         self._retry_s = FIRST_RETRY_S
         line = self._lines[key] = Line(key, machine, wire)
+        machine.most = max(machine.most, sum(one.machine is machine for one in self._lines.values()))
         self._free.append(line)
         self.turn.notify_all()
 

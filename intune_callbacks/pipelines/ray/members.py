@@ -28,6 +28,7 @@ class Machine:
         is_good: a result of it was the same as here.
         is_tried: its first result is on its way, or being compared.
         why_not: why it is left out, empty where it is not.
+        most: workers it had at once.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Machine:
     is_good: bool = False
     is_tried: bool = False
     why_not: str = ""
+    most: int = 0
 
 
 @dataclass(eq=False)
@@ -139,6 +141,15 @@ class Members:
         with self.turn:
             ours = Counter(id(line.machine) for line in self._lines.values())
             return [(one.name, ours[id(one)]) for one in self._machines.values() if ours[id(one)]]
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the card says of them: where workers were, what is left out, and why there are none any more."""
+        with self.turn:
+            known = list(self._machines.values())
+        worked = [f"{one.most} on {one.name}" for one in known if one.most]
+        said = [f"workers on other machines, at most: {', '.join(worked)}"] if worked else []
+        return said + [f"{one.name} of the Ray cluster is left out: {one.why_not}" for one in known if one.why_not]
 
     @property
     def left_out(self) -> list[Machine]:

@@ -213,7 +213,9 @@ class MapLoader(LiveLoader):
     @property
     def late_hints(self) -> tuple[Hint, ...]:
         """What has shown of loop, dataset and sampler; that the dataset was changed, while that keeps workers away."""
-        return (*self._engines.epochs.hints, *self._hints())
+        cluster = self._engines.cluster
+        machines = () if cluster is None else tuple(Hint(said, stage=WORKERS) for said in cluster.sentences)
+        return (*self._engines.epochs.hints, *machines, *self._hints())
 
     def _hints(self) -> tuple[Hint, ...]:
         engines = self._engines
