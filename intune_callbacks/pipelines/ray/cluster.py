@@ -63,6 +63,24 @@ class Cluster(Members):
         except Exception as error:
             self.lose(first_line(error))
 
+    def look(self, within_s: float) -> str:
+        """Return what other machines there are, or why none can be had; then this is over.
+
+        Args:
+            within_s: seconds to wait at most.
+        """
+        until_s = time.monotonic() + within_s
+        self.begin()
+        with self.turn:
+            while not (self.gone or self._seen_at_s) and time.monotonic() < until_s:
+                self.turn.wait(TURN_S)
+            cpus = sum(machine.cpus for machine in self._machines.values())
+            free = sum(machine.free for machine in self._machines.values())
+            said = f"{len(self._machines)} other machines, {cpus:g} CPUs, {free:g} of them free"
+            said = said if self._seen_at_s else self.gone or f"no answer in {within_s:g} s"
+        self.close()
+        return said
+
     def close(self) -> None:
         """End all workers there; takes some seconds at most."""
         with self.turn:
@@ -181,6 +199,7 @@ class Cluster(Members):
                 with self.turn:
                     if found is not None and not self.gone:
                         why = self._told(*found)
+                        self.turn.notify_all()
                     self._tend()
         except EOFError:
             why = f"Ray's driver ended with exit code {driver.exit_code(TURN_S)}"

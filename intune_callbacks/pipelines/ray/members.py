@@ -143,6 +143,11 @@ class Members:
             return [(one.name, ours[id(one)]) for one in self._machines.values() if ours[id(one)]]
 
     @property
+    def machines_seen(self) -> int:
+        """How many machines there are beside this one."""
+        return len(self._machines)
+
+    @property
     def sentences(self) -> list[str]:
         """What the card says of them: where workers were, what is left out, and why there are none any more."""
         with self.turn:

@@ -214,7 +214,7 @@ class MapLoader(LiveLoader):
     def late_hints(self) -> tuple[Hint, ...]:
         """What has shown of loop, dataset and sampler; that the dataset was changed, while that keeps workers away."""
         cluster = self._engines.cluster
-        machines = () if cluster is None else tuple(Hint(said, stage=WORKERS) for said in cluster.sentences)
+        machines = () if cluster is None else tuple(Hint(said, "", "cluster", WORKERS) for said in cluster.sentences)
         return (*self._engines.epochs.hints, *machines, *self._hints())
 
     def _hints(self) -> tuple[Hint, ...]:
