@@ -201,3 +201,30 @@ class Restless:
     def are_right(self) -> bool:
         numbers = [value[0] for value in self.values]
         return numbers == list(range(len(numbers))) and all((value[1] == value[0]).all() for value in self.values)
+
+
+class Ending:
+    """A function whose workers end on some machine."""
+
+    def __call__(self, number: int) -> Any:
+        if "ENDS" in os.environ:
+            os.kill(os.getpid(), 9)
+        return item(number)
+
+
+class OfHere:
+    """What only this process can read."""
+
+    def __reduce__(self) -> Any:
+        return _made_here, (os.environ.get("ELSEWHERE", ""),)
+
+
+def _made_here(where: str) -> Any:
+    if where:
+        raise AttributeError("no such class here")
+    return OfHere()
+
+
+def unread(number: int) -> Any:
+    made, values = item(number)
+    return made, values, OfHere()

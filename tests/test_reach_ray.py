@@ -26,7 +26,7 @@ import ray_runs as runs  # noqa: E402
 
 from intune_callbacks.errors import WorkerDied  # noqa: E402
 from intune_callbacks.pipelines.ray import members  # noqa: E402
-from intune_callbacks.pipelines.ray.cluster import LEFT_OUT, LOST_CLUSTER, Cluster  # noqa: E402
+from intune_callbacks.pipelines.ray.cluster import ENDING, LEFT_OUT, LOST_CLUSTER, Cluster  # noqa: E402
 from intune_callbacks.pipelines.ray.mixed import DIFFERS, RANDOM, MixedPool  # noqa: E402
 from intune_callbacks.pipelines.workers.elastic import ElasticMap  # noqa: E402
 from intune_callbacks.pipelines.workers.processes import ProcessPool  # noqa: E402
@@ -201,6 +201,8 @@ def test_a_failing_start_is_the_users(made: list[Any]) -> None:
     [
         (runs.of_file, "OTHER_FILE", DIFFERS),
         (runs.Module(), "NO_MODULE", "ModuleNotFoundError: No module named 'of_the_user'"),
+        (runs.unread, "ELSEWHERE", "AttributeError: no such class here"),
+        (runs.Ending(), "ENDS", ENDING),
     ],
 )
 def test_a_machine_that_differs_is_left_out(fn: Any, variable: str, why: str, made: list[Any]) -> None:

@@ -35,6 +35,7 @@ LOST = "intune: lost"
 """In place of whether the answer is a result: the actor is gone, or its machine."""
 TURN_S, FACTS_EVERY_S = 0.1, 2.0
 ANSWER_S = 5.0
+VERSIONS = 8  # iterators of one loader that run at once
 GIVEN_S = 60.0  # how long an item waits for what is to be done to it
 
 
@@ -111,7 +112,7 @@ class _Bridge:
     def _version(self, version: int, package: int, again: bytes) -> None:
         with self._turn:
             self._versions[version] = self._packages[package], again
-            for old in sorted(self._versions)[:-2]:
+            for old in sorted(self._versions)[:-VERSIONS]:
                 del self._versions[old]
             self._turn.notify_all()
 

@@ -19,11 +19,13 @@ from intune_callbacks.pipelines.ray.given import Package
 from intune_callbacks.pipelines.ray.members import Line, Machine, Members
 from intune_callbacks.pipelines.workers.wire import Wire
 
-__all__ = ["LEFT_OUT", "LOST_CLUSTER", "Cluster"]
+__all__ = ["ENDING", "LEFT_OUT", "LOST_CLUSTER", "Cluster"]
 
 TURN_S = 0.1
 KEEP_S = 20.0  # a worker nobody needs may be needed again; after that its CPU is for others. A choice.
+MOST_LOSSES = 4
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+ENDING = "its workers end, one after the other, and make nothing"
 LEFT_OUT = "InTune leaves out {} of the Ray cluster: {}"
 LOST_CLUSTER = "InTune: no workers on the Ray cluster {} any more, the training goes on with those of this machine: {}"
 
@@ -123,6 +125,7 @@ class Cluster(Members):
             line.is_taken = False
             if self._lines.get(line.key) is line:
                 self._free.append(line)
+                line.machine.losses = 0
             else:
                 line.end()
             self.turn.notify_all()
@@ -136,6 +139,16 @@ class Cluster(Members):
             line.machine.is_tried = line.machine.is_good
             line.end()
             self.turn.notify_all()
+
+    def lost(self, line: Line) -> None:
+        """Note that a worker has ended with its item; where that goes on, its machine is not used any more."""
+        with self.turn:
+            machine = line.machine
+            if line.begun_s > machine.lost_at_s:  # else it has ended with others
+                machine.losses, machine.lost_at_s = machine.losses + 1, time.monotonic()
+            is_hopeless = machine.losses >= MOST_LOSSES
+        if is_hopeless:
+            self.leave_out(machine, ENDING)
 
     def is_silent(self, machine: Machine) -> None:
         """Have all workers of a machine ended that does not answer."""
@@ -228,7 +241,7 @@ class Cluster(Members):
             self._send("end", key)
             return
         self._retry_s = FIRST_RETRY_S
-        line = self._lines[key] = Line(key, machine, wire)
+        line = self._lines[key] = Line(key, machine, wire, time.monotonic())
         machine.most = max(machine.most, sum(one.machine is machine for one in self._lines.values()))
         self._free.append(line)
         self.turn.notify_all()

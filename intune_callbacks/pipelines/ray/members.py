@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from intune_callbacks.pipelines.base import busy_limit, cpus_allowed
 from intune_callbacks.pipelines.workers.wire import Wire
 
-__all__ = ["Line", "Machine", "Members"]
+__all__ = ["Line", "Machine", "Members", "Slot"]
 
 SEEN_S = 1.0  # so long after its start an actor's CPU is missing in what the cluster says is free
 START_S = 30.0  # a worker that is not there after this is not counted on. A choice: on a busy machine one takes 20 s.
@@ -29,6 +29,7 @@ class Machine:
         is_tried: its first result is on its way, or being compared.
         why_not: why it is left out, empty where it is not.
         most: workers it had at once.
+        losses: workers that ended, one after the other and without an item between them; and when the last one did.
     """
 
     name: str
@@ -38,6 +39,8 @@ class Machine:
     is_tried: bool = False
     why_not: str = ""
     most: int = 0
+    losses: int = 0
+    lost_at_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -47,6 +50,7 @@ class Line:
     key: int
     machine: Machine
     wire: Wire
+    begun_s: float = 0.0
     is_taken: bool = False
 
     def end(self) -> None:
@@ -54,6 +58,18 @@ class Line:
         self.wire.shut()
         if not self.is_taken:
             self.wire.close()
+
+
+class Slot:
+    """The right of one thread to one worker at a time.
+
+    Attributes:
+        usable: False once a worker process here has ended.
+    """
+
+    def __init__(self) -> None:
+        self.usable, self.ready = True, threading.Event()
+        self.ready.set()
 
 
 class Members:

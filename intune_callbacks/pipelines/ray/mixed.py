@@ -8,7 +8,6 @@ more all slots go on with the workers here.
 from __future__ import annotations
 
 import pickle
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,10 +15,10 @@ from typing import Any
 from intune_callbacks.errors import WorkerDied, first_line, warn
 from intune_callbacks.pipelines.ray.cluster import Cluster
 from intune_callbacks.pipelines.ray.given import Package, image
-from intune_callbacks.pipelines.ray.members import Line, Machine
+from intune_callbacks.pipelines.ray.members import Line, Machine, Slot
 from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.pipelines.workers.wire import Reducer
-from intune_callbacks.pipelines.workers.worker import GRACE_S, READY_S, Child
+from intune_callbacks.pipelines.workers.worker import READY_S, Child
 
 __all__ = ["DIFFERS", "RANDOM", "MixedPool"]
 
@@ -27,6 +26,7 @@ LOOK_S = 0.5  # every wait is bounded: so often a thread looks whether its item 
 MOST_LOST = 2
 """Workers elsewhere that an item may be lost with; then it is done here. A choice: what kills its worker should not
 kill many."""
+GRACE_S = 5.0  # as for a worker process: who is not wanted any more may still end its item
 LEAST_PATIENCE_S, PATIENCE = 8.0, 4.0
 """A worker elsewhere that takes longer, and so many times longer than any item has, is not waited for. A choice."""
 DIFFERS = "an item made there is not what it is when it is made here"
@@ -36,18 +36,6 @@ RANDOM = (
 )
 STOPPED = "stopped while the stage was closed"
 LOST = object()
-
-
-class Slot:
-    """The right of one thread to one worker at a time.
-
-    Attributes:
-        usable: False once a worker process here has ended.
-    """
-
-    def __init__(self) -> None:
-        self.usable, self.ready = True, threading.Event()
-        self.ready.set()
 
 
 class MixedPool:
@@ -66,10 +54,9 @@ class MixedPool:
     ) -> None:
         self.local, self._cluster, self._given, self._epoch, self._own = local, cluster, given, again, own
         self._turn = cluster.turn
-        self._slots = self._here = 0
         self._free: list[Child] = []
         self._queue: list[tuple[object, bool]] = []
-        self._version = -1
+        self._slots, self._here, self._version = 0, 0, -1
         self.startup = local.startup
 
     # -- what an engine asks of a pool ---------------------------------------------------------------------------
@@ -178,19 +165,18 @@ class MixedPool:
 
     def call(self, slot: Slot, item: Any, cancelled: Callable[[], bool]) -> tuple[Any, float, int]:
         """Do an item, as `ProcessPool.call`; where what other machines make of it fails, here."""
-        lost = 0
-        while True:
-            worker = self._lease(cancelled, lost >= MOST_LOST)
+        for lost in range(MOST_LOST + 1):
+            worker: Any = self._lease(cancelled, lost == MOST_LOST)
             if not isinstance(worker, Line):
-                return self._done_here(slot, worker, item, cancelled)
+                break
             answer = self._done_there(worker, item, cancelled)
             if answer is LOST:
-                lost += 1
                 continue
             ok, value, cpu_s, size = answer
             if ok and worker.machine.is_good:
                 return value, cpu_s, size
             return self._compared(slot, worker.machine, value if ok else None, ok or value, item, cancelled)
+        return self._done_here(slot, worker, item, cancelled)
 
     def _lease(self, cancelled: Callable[[], bool], only_here: bool) -> Child | Line:
         """Return a free worker when there is one: who has waited longest is first, and workers here are."""
@@ -250,14 +236,19 @@ class MixedPool:
             answer = line.wire.receive(may_come)
             if not isinstance(answer[0], bool):
                 raise EOFError
-        except Exception:
+        except (EOFError, OSError):
             if time.monotonic() >= until_s and not is_left:
                 cluster.is_silent(line.machine)
+            elif not is_left:
+                cluster.lost(line)
             cluster.drop(line)
             cluster.put(line)
             if is_left:
                 raise WorkerDied(STOPPED) from None
             return LOST
+        except Exception as error:  # one side's message means nothing to the other
+            cluster.put(line)
+            return False, error, 0.0, 0
         size = line.wire.received_bytes
         cluster.worked(time.monotonic() - begin_s)
         cluster.put(line)
