@@ -293,6 +293,14 @@ def test_no_cpu_but_on_the_trainers_machine(made: list[Any]) -> None:
         assert cluster.cpus == 0.0 and cluster.ready == 0 and not cluster.gone and not nodes.actors()
 
 
+def test_the_doctor_looks() -> None:
+    with runs.running(2, 1, head_cpus=4) as nodes:
+        begin_s = time.monotonic()
+        assert Cluster(nodes.address).look(30.0) == "2 other machines, 3 CPUs, 3 of them free"
+        assert time.monotonic() - begin_s < 20.0
+    assert "Connection refused" in Cluster(nodes.address).look(10.0)
+
+
 def test_nobody_answers() -> None:
     cluster = Cluster("127.0.0.1:9")
     with warnings.catch_warnings(record=True) as told:

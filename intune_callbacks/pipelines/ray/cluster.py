@@ -78,7 +78,8 @@ class Cluster(Members):
                 self.turn.wait(TURN_S)
             cpus = sum(machine.cpus for machine in self._machines.values())
             free = sum(machine.free for machine in self._machines.values())
-            said = f"{len(self._machines)} other machines, {cpus:g} CPUs, {free:g} of them free"
+            many = len(self._machines)
+            said = f"{many} other machine{'s' * (many != 1)}, {cpus:g} CPUs, {free:g} of them free"
             said = said if self._seen_at_s else self.gone or f"no answer in {within_s:g} s"
         self.close()
         return said
