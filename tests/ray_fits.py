@@ -143,6 +143,52 @@ def augmented(address: str) -> tuple[list[float], dict[str, Any]]:
     return sums, {"frozen": None}
 
 
+def epochs(address: str, persistent: bool, leave: bool) -> tuple[list[float], dict[str, Any]]:
+    """The sums of batches of five epochs, some of which are left; without an address of the stock loader."""
+    from intune_callbacks.session.live import live
+
+    torch.manual_seed(7)
+    loader = DataLoader(Rows(), batch_size=BATCH, shuffle=True, num_workers=2, persistent_workers=persistent)
+    watched, sums = live(loader, **arguments(address)) if address else loader, list[float]()
+    for epoch in range(5):
+        for number, batch in enumerate(watched):
+            sums.append(float(batch["x"].double().sum()))
+            if leave and number >= 150 + epoch:
+                break
+    return sums, watched.close() if address else {}
+
+
+def left(address: str) -> tuple[list[float], dict[str, Any]]:
+    return epochs(address, persistent=False, leave=True)
+
+
+def persistent(address: str) -> tuple[list[float], dict[str, Any]]:
+    return epochs(address, persistent=True, leave=False)
+
+
+def left_persistent(address: str) -> tuple[list[float], dict[str, Any]]:
+    return epochs(address, persistent=True, leave=True)
+
+
+def inside(address: str) -> tuple[list[float], dict[str, Any]]:
+    """The loop in a worker of Ray's own, as under Ray Train."""
+    import ray
+
+    @ray.remote(num_cpus=0)
+    def trained() -> tuple[list[float], dict[str, Any]]:
+        import ray_fits
+
+        from intune_callbacks.pipelines.ray import members
+
+        members.LEAST_SHARE = 1.0
+        losses, report = ray_fits.loop(address)
+        return losses, {"frozen": report["frozen"], "stages": report["hints"]}
+
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    made: tuple[list[float], dict[str, Any]] = ray.get(trained.remote(), timeout=150)
+    return made
+
+
 def main(kind: str, address: str) -> None:
     from intune_callbacks.pipelines.ray import members
 

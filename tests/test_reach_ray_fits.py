@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = [
@@ -64,6 +65,34 @@ def test_augmented_items_are_the_same_wherever_they_are_made(nodes: runs.Nodes) 
     assert there["losses"] == here["losses"] and len(set(here["losses"])) == 1000
     assert there["elsewhere"] > 100
     assert nodes.has_no_actor()
+
+
+@pytest.mark.parametrize("kind", ["left", "persistent", "left_persistent"])
+def test_epochs_are_those_of_stock(kind: str, nodes: runs.Nodes) -> None:
+    there, here = fit(kind, nodes.address), fit(kind, "")
+    assert there["losses"] == here["losses"] and len(here["losses"]) > 700
+    assert there["frozen"] is None and there["elsewhere"] > 50
+    assert nodes.has_no_actor()
+
+
+def test_inside_a_worker_of_rays(nodes: runs.Nodes) -> None:
+    there = fit("inside", nodes.address)
+    assert there["losses"] == fit("loop", "")["losses"]
+    assert there["frozen"] is None
+    assert [hint["what"] for hint in there["stages"] if hint["what"].startswith("workers on other machines, at most: ")]
+
+
+def test_a_killed_training_leaves_nothing(nodes: runs.Nodes) -> None:
+    process = begun("loop", nodes.address, EPOCHS="50")
+    assert runs.wait_for(lambda: bool(nodes.actors()), 60.0)
+    bridges = [
+        one for one in psutil.Process(process.pid).children() if "pipelines.ray.bridge" in " ".join(one.cmdline())
+    ]
+    assert len(bridges) == 1
+    process.kill()
+    process.communicate(timeout=20)
+    assert nodes.has_no_actor()
+    assert runs.wait_for(lambda: not bridges[0].is_running(), 10.0)
 
 
 def test_two_ranks_share_a_cluster(nodes: runs.Nodes) -> None:
