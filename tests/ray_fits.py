@@ -41,6 +41,11 @@ class Augmented(Rows):
         return {"x": made["x"] + noise, "y": made["y"]}
 
 
+def seeded(worker: int) -> None:
+    """Of users who seed what torch does not."""
+    np.random.seed(worker + 123)
+
+
 def loader_of(workers: int, dataset: Any = None) -> DataLoader[Any]:
     return DataLoader(Rows() if dataset is None else dataset, batch_size=BATCH, shuffle=True, num_workers=workers)
 
@@ -131,7 +136,7 @@ def augmented(address: str) -> tuple[list[float], dict[str, Any]]:
 
     torch.manual_seed(7)
     kind = {"workers_kind": "ray", "ray_address": address} if address else {"workers_kind": "process"}
-    loader = loader_of(2, Augmented())
+    loader = DataLoader(Augmented(), batch_size=BATCH, shuffle=True, num_workers=2, worker_init_fn=seeded)
     pipeline: Any = find(loader, **kind).pipeline
     pipeline.prepare()
     until_s = time.monotonic() + 30.0
@@ -155,6 +160,29 @@ def epochs(address: str, persistent: bool, leave: bool) -> tuple[list[float], di
             sums.append(float(batch["x"].double().sum()))
             if leave and number >= 150 + epoch:
                 break
+    return sums, watched.close() if address else {}
+
+
+class Shifted(Rows):
+    """What it gives depends on what the training sets."""
+
+    shift = 0.0
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": super().__getitem__(index)["x"] + self.shift}
+
+
+def changed(address: str) -> tuple[list[float], dict[str, Any]]:
+    """The training changes the dataset between two epochs."""
+    from intune_callbacks.session.live import live
+
+    torch.manual_seed(7)
+    dataset, sums = Shifted(), list[float]()
+    loader = loader_of(2, dataset)
+    watched = live(loader, **arguments(address)) if address else loader
+    for epoch in range(4):
+        dataset.shift = float(epoch)
+        sums += [float(batch["x"].double().sum()) for batch in watched]
     return sums, watched.close() if address else {}
 
 
