@@ -59,13 +59,13 @@ class Worker:
                 start.again(*pickle.loads(again))
                 start(self._number)
         except Exception as error:
-            self._broken = portable(error)
+            self._given, self._broken = None, portable(error)
 
     def run(self, task: bytes) -> list[Any]:
         """Return the parts of the answer to an item, as they are sent to the training process."""
         try:
-            if self._broken or self._given is None:
-                return _parts((False, *self._broken), self._reducer)
+            if self._given is None:
+                return _parts((False, *(self._broken or portable(RuntimeError("nothing was given")))), self._reducer)
             fn, start = self._given
             item, told = pickle.loads(task)
             if start is not None:

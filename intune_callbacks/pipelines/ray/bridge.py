@@ -49,7 +49,7 @@ class _Actor:
 
     def __init__(self, handle: Any, ready: Any) -> None:
         self.handle, self.ready = handle, ready
-        self.version = -1
+        self.version, self.lock = -1, threading.Lock()
 
 
 class _Bridge:
@@ -115,6 +115,25 @@ class _Bridge:
             for old in sorted(self._versions)[:-VERSIONS]:
                 del self._versions[old]
             self._turn.notify_all()
+        for key, actor in list(self._running.items()):
+            self._give(key, actor)
+
+    def _give(self, key: int, actor: _Actor) -> None:
+        """Have an actor take what is to be done now, before any item waits for that."""
+        if self._versions:
+            threading.Thread(target=self._given, args=(key, actor, max(self._versions)), daemon=True).start()
+
+    def _given(self, key: int, actor: _Actor, version: int) -> None:
+        try:
+            with actor.lock:
+                self._renew(actor, version)
+            self._channel.send(("has", key, version))
+        except (KeyError, OSError):  # there is a newer one, or nobody wants it
+            pass
+        except RayError as error:
+            self._end(key)
+            with suppress(OSError):
+                self._channel.send(("gone", key, first_line(error)))
 
     # -- what is told --------------------------------------------------------------------------------------------
 
@@ -136,6 +155,7 @@ class _Bridge:
             serve.start()
             with theirs:
                 self._channel.send(("ready", key, node), [theirs.fileno()])
+            self._give(key, actor)
 
     def _machines(self) -> dict[str, tuple[str, float, float]]:
         """Return of each machine but this one its name, its CPUs and those nobody has taken."""
@@ -175,13 +195,17 @@ class _Bridge:
 
     def _asked(self, actor: _Actor, version: int, task: bytes) -> Any:
         """Return the reference to the answer."""
+        with actor.lock:  # the calls of one process are done in their order
+            self._renew(actor, version)
+            return actor.handle.run.remote(task)
+
+    def _renew(self, actor: _Actor, version: int) -> None:
         if actor.version != version:
             with self._turn:
                 self._turn.wait_for(lambda: version in self._versions, GIVEN_S)
                 package, again = self._versions[version]
             ray.get(actor.handle.renew.remote(package, again))
             actor.version = version
-        return actor.handle.run.remote(task)
 
 
 def _end_with(parent: int) -> None:

@@ -156,6 +156,7 @@ class Cluster(Members):
         with self.turn:
             lines = [line for line in self._lines.values() if line.machine is machine]
             self._retry_at_s = time.monotonic() + self._retry_s
+            machine.silences += 1
         for line in lines:
             self.drop(line)
 
@@ -228,6 +229,9 @@ class Cluster(Members):
             return str(given[0])
         if kind == "ready":
             self._is_ready(*given, *descriptors)
+        elif kind == "has":
+            if (line := self._lines.get(given[0])) is not None:
+                line.version = given[1]
         elif kind == "gone":
             self._is_gone(*given)
         else:

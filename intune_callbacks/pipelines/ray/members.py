@@ -30,6 +30,7 @@ class Machine:
         why_not: why it is left out, empty where it is not.
         most: workers it had at once.
         losses: workers that ended, one after the other and without an item between them; and when the last one did.
+        silences: how often it did not answer in time; it gets twice as long each time.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Machine:
     most: int = 0
     losses: int = 0
     lost_at_s: float = 0.0
+    silences: int = 0
 
 
 @dataclass(eq=False)
@@ -52,6 +54,7 @@ class Line:
     wire: Wire
     begun_s: float = 0.0
     is_taken: bool = False
+    version: int = -1  # of what it has taken to do
 
     def end(self) -> None:
         """Let the way go; while somebody reads it, that is for them to do."""
@@ -178,10 +181,16 @@ class Members:
         with self.turn:
             return [machine for machine in self._machines.values() if machine.why_not]
 
-    def take(self) -> Line | None:
-        """Return a worker for one item (turn held), None where none is free; of a new machine only one at a time."""
+    def take(self, version: int) -> Line | None:
+        """Return a worker for one item (turn held), None where none is free; of a new machine only one at a time.
+
+        Args:
+            version: of what is to be done; who has not taken that yet would have the item wait.
+        """
         for place in range(len(self._free) - 1, -1, -1):
             machine = self._free[place].machine
+            if self._free[place].version != version:
+                continue
             if machine.is_good or not (machine.is_tried or machine.why_not):
                 machine.is_tried = True
                 line = self._free.pop(place)

@@ -191,7 +191,8 @@ class MixedPool:
                         self._free.remove(child)
                         return child
                     if not only_here and all(needs_child for _, needs_child in before):
-                        line = self._cluster.take() if self.local.told.is_known.is_set() else None
+                        known = self._version >= 0 and self.local.told.is_known.is_set()
+                        line = self._cluster.take(self._version) if known else None
                         if line is not None:
                             return line
                     self._turn.wait(LOOK_S if child is not None or not self._free else READY_S)
@@ -222,7 +223,7 @@ class MixedPool:
     def _done_there(self, line: Line, item: Any, cancelled: Callable[[], bool]) -> Any:
         """Return the answer of a worker elsewhere and its size, `LOST` where none comes."""
         cluster, begin_s = self._cluster, time.monotonic()
-        until_s = begin_s + max(LEAST_PATIENCE_S, PATIENCE * cluster.longest_s)
+        until_s = begin_s + max(LEAST_PATIENCE_S, PATIENCE * cluster.longest_s) * 2.0**line.machine.silences
         is_left = False
 
         def may_come() -> bool:
