@@ -25,7 +25,7 @@ __all__ = [
 
 MODES = ("off", "observe", "advise", "tune")
 POLICIES = ("dqn", "model-jump", "even")
-WORKER_KINDS = ("process", "thread")
+WORKER_KINDS = ("process", "thread", "ray")
 ORDERS = ("same", "any")
 MODE_VARIABLE = "INTUNE_MODE"
 
@@ -46,10 +46,12 @@ class TunerConfig:
         max_workers: upper limit of workers per stage; None lets the guard decide.
         workers_kind: what the workers of a map-style DataLoader or a Keras PyDataset are: ``process``, ``thread`` for
             a dataset that is thread-safe and releases the GIL, or None for what the user's has; with
-            ``num_workers=0``, of a PyDataset ``workers=1``, none. Naming a kind allows workers there, too.
+            ``num_workers=0``, of a PyDataset ``workers=1``, none. Naming a kind allows workers there, too. ``ray``, for
+            such a DataLoader, is processes here first, and then workers on the machines of a Ray cluster.
         order: ``same`` delivers what the loader would, in that order; ``any`` allows another order of the same samples,
             each once an epoch, where that is faster.
         fine_tune: let the policy ``dqn`` go on learning from this run, in a thread of its own; needs PyTorch.
+        ray_address: of the head of that cluster, ``host:port``; None is what ``RAY_ADDRESS`` says. None is started.
 
     Raises:
         ConfigError: with all problems at once.
@@ -67,6 +69,7 @@ class TunerConfig:
     workers_kind: str | None = None
     order: str = "same"
     fine_tune: bool = False
+    ray_address: str | None = None
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -78,6 +81,7 @@ class TunerConfig:
         yield from _policy_problem(self.policy)
         if self.workers_kind is not None:
             yield from choice_problem("workers_kind", self.workers_kind, WORKER_KINDS)
+        yield from self._cluster_problem()
         yield from choice_problem("order", self.order, ORDERS)
         yield from number_problem("decide_every_s", self.decide_every_s, 0.0, 3600.0)
         yield from number_problem("decide_every_batches", self.decide_every_batches, 1, 1_000_000)
@@ -92,6 +96,27 @@ class TunerConfig:
             yield from number_problem("cpus", self.cpus, 0.1, 4096.0)
         if self.max_workers is not None:
             yield from number_problem("max_workers", self.max_workers, 1, 4096)
+
+    @property
+    def cluster_address(self) -> str:
+        """Of the Ray cluster whose machines may have workers, empty where that is not wanted."""
+        return (self.ray_address or os.environ.get("RAY_ADDRESS", "")) if self.workers_kind == "ray" else ""
+
+    def _cluster_problem(self) -> Iterable[str]:
+        expected = "expected the address of a cluster's head, such as ray_address='10.0.0.1:6379'"
+        if self.workers_kind != "ray":
+            if self.ray_address is not None:
+                yield f"ray_address={self.ray_address!r}: expected workers_kind='ray' beside it, or None"
+        elif not self.cluster_address:
+            yield f"workers_kind='ray': {expected} or the variable RAY_ADDRESS; InTune starts none"
+        elif not _is_head(self.cluster_address):
+            source = "RAY_ADDRESS" if self.ray_address is None else "ray_address"
+            yield f"{source}={self.cluster_address!r}: {expected}; not auto, not that of a client (ray://) or dashboard"
+
+
+def _is_head(address: object) -> bool:
+    host, _, port = str(address).rpartition(":")
+    return isinstance(address, str) and bool(host) and "/" not in host and port.isdigit() and 0 < int(port) < 65536
 
 
 def is_address(policy: object) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +21,7 @@ from intune_callbacks.words import COLUMNS, percent
 __all__ = ["Finding", "examine", "text"]
 
 GB = 1e9
+CLUSTER_S = 20.0  # as long as it is waited for; Ray takes some seconds to connect
 LITTLE_SHM_BYTES = 1 << 30
 """Below this a stock DataLoader may run out of it. A choice: Docker gives 64 MB where nobody asked for more."""
 HOLDS = {
@@ -36,6 +39,7 @@ PACKAGES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("keras",), "InTuneCallback for model.fit", "keras"),
     (("transformers",), "InTuneCallback for the Trainer of Hugging Face", "transformers"),
     (("tensorflow", "tensorflow-cpu"), "tf.data", "tensorflow"),
+    (("ray",), "workers of a DataLoader on the machines of a Ray cluster", "ray"),
     (("nvidia-ml-py",), "how busy the GPU is", "gpu"),
     (("plotly",), "report.html, the page of a run", "report"),
     (("rich",), "the coloured card, and intune watch on a terminal", "report"),
@@ -65,6 +69,7 @@ def examine(
     version_of: Callable[[str], str] = version,
     library: Callable[[], tuple[bool, bool]] | None = None,
     oldest: Mapping[str, str] | None = None,
+    cluster: Callable[[str], Finding] | None = None,
 ) -> list[Finding]:
     """Look at the machine, the installed packages, and the compiled tf.data operations.
 
@@ -74,6 +79,7 @@ def examine(
         version_of: installed version of a package; raises `PackageNotFoundError`.
         library: whether the operations are compiled, and whether they can be.
         oldest: package -> the oldest version that is supported; by default as this package's own metadata say.
+        cluster: what there is of the cluster that ``RAY_ADDRESS`` names.
     """
     found = _machine(probe or MachineProbe())
     bounds = lower_bounds() if oldest is None else oldest
@@ -90,6 +96,9 @@ def examine(
             found += [finding] if finding.state != "ok" else []
     if any(finding.name == "tensorflow" and finding.state != "missing" for finding in found):
         found.append(_operations(library or _library))
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address and _version("ray", version_of) is not None:
+        found.append((cluster or _cluster)(address))
     return found
 
 
@@ -168,6 +177,18 @@ def _numbers(given: str) -> tuple[int, ...]:
 
 def _library() -> tuple[bool, bool]:
     return tf_build.library_path().exists(), tf_build.available()
+
+
+def _cluster(address: str) -> Finding:
+    from intune_callbacks.pipelines.ray.cluster import Cluster
+
+    name, seen = "Ray cluster", Cluster(address)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it cannot be reached is said below
+        said = seen.look(CLUSTER_S)
+    if seen.machines_seen:
+        return Finding(name, "ok", f"{address}: {said}; only they get workers, and the CPUs here go first")
+    return Finding(name, "limited", f"{address}: {said}", "docs/cluster.md says how a machine joins, and what it needs")
 
 
 def _operations(library: Callable[[], tuple[bool, bool]]) -> Finding:

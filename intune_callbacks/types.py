@@ -75,7 +75,7 @@ class Hint:
         what: one plain sentence with the numbers, such as ``interleave has 8 workers for 3 files``.
         line: what the user would write instead; empty where nothing can be pasted.
         kind: ``files``, ``shuffle``, ``prefetch``, ``workers``, ``loader``, ``ahead``, ``order``, ``shards``,
-            ``left`` or ``serial``.
+            ``left``, ``serial`` or ``cluster``.
         stage: the stage it is about, empty for the whole pipeline.
     """
 
@@ -159,6 +159,7 @@ class Resources:
         cpus_idle: CPUs nobody used since the last reading, whoever might have; None where that is not known.
         local_ranks: training processes that share this memory and grow alike.
         trainer_cpus: CPUs left to the training loop, which has no use for them while it waits.
+        remote_cpus: CPUs of other machines that this rank's input may use.
     """
 
     cpus: float
@@ -169,6 +170,7 @@ class Resources:
     cpus_idle: float | None = None
     local_ranks: int = 1
     trainer_cpus: float = 0.0
+    remote_cpus: float = 0.0
 
 
 class Probe(Protocol):
@@ -261,7 +263,7 @@ class Observation:
     @property
     def cpus(self) -> float:
         """CPUs the input can count on."""
-        return self.resources.cpus + self.lent_cpus
+        return self.resources.cpus + self.resources.remote_cpus + self.lent_cpus
 
     @property
     def allocation(self) -> Allocation:

@@ -28,6 +28,7 @@ ALL = dict.fromkeys(
         "numba",
         "plotly",
         "rich",
+        "ray",
     ),
     "1.2.3",
 )
@@ -51,6 +52,25 @@ def findings(
         return installed[package]
 
     return {f.name: f for f in examine(Fixed(resources), version_of, lambda: library, OLDEST)}
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def test_the_cluster_that_is_named_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def cluster(address: str) -> Finding:
+        asked.append(address)
+        return Finding("Ray cluster", "ok", "2 other machines")
+
+    examine(Fixed(MACHINE), lambda package: "1.2.3", lambda: BUILT, OLDEST, cluster)
+    assert asked == []
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    found = examine(Fixed(MACHINE), lambda package: "1.2.3", lambda: BUILT, OLDEST, cluster)
+    assert asked == ["10.0.0.1:6379"] and found[-1].says == "2 other machines"
 
 
 def test_all_is_well() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NEEDS = {
+    "ray_workers": ["torch", "ray", "cloudpickle"],
     "with_a_loop": ["torch"],
     "with_keras": ["keras", "tensorflow"],
     "with_lightning": ["torch", "pytorch_lightning"],
@@ -38,10 +40,15 @@ def test_it_runs_and_changes_something(name: str, tmp_path: Path) -> None:
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        [sys.executable, ROOT / "examples" / f"{name}.py"],
-        cwd=tmp_path, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        if name == "ray_workers":
+            import ray_runs
+
+            quiet |= {**ray_runs.SETTING, "RAY_ADDRESS": stack.enter_context(ray_runs.running(2)).address}
+        ended = subprocess.run(
+            [sys.executable, ROOT / "examples" / f"{name}.py"],
+            cwd=tmp_path, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
     card = re.search(r"InTune {2}.*?samples/s.*?(\d+) changes?", ended.stdout, re.DOTALL)
     assert card is not None and int(card[1]) >= 1, ended.stdout[-3000:]

@@ -42,7 +42,7 @@ LEVELS = {
     "__main__": 10,
 }
 # Within `pipelines`: the contracts and what all adapters share, the workers, the adapters, the choice among them.
-OF_PIPELINES = {"workers": 1, "torch": 2, "tf": 2, "grain_threads": 2, "pydataset": 3, "find": 4}
+OF_PIPELINES = {"workers": 1, "ray": 2, "torch": 3, "tf": 3, "grain_threads": 3, "pydataset": 4, "find": 5}
 # Of the examples, the lower ones first.
 FOLDERS = ("criteo", "models", "hybrid", "plan", "oracle")
 # They know the protocol of a pipeline, never an adapter.
@@ -61,6 +61,8 @@ FRAMEWORKS = {
     "keras": {"keras"},
     "tensorflow": {module for module in MODULES if module.startswith("pipelines.tf")} | {"session.tf_fetches"},
     "transformers": {"transformers"},
+    "ray": {"pipelines.ray.bridge", "pipelines.ray.actor"},
+    "cloudpickle": {"pipelines.ray.given"},
     "pynvml": {"measure.device"},
     "plotly": {"show.page.html"},
     "jinja2": {"show.page.html"},

@@ -30,6 +30,7 @@ from keras_runs import EAGER, Numbered, compiled, fit
 from processes import children
 
 from intune_callbacks.keras import InTuneCallback
+from intune_callbacks.pipelines.find import ONLY_MAP_STYLE
 from intune_callbacks.session import keras_source
 
 pytestmark = [
@@ -184,6 +185,14 @@ def test_a_starved_model_is_fed_and_a_second_fit_goes_on_with_what_was_found() -
     history = compiled().fit(data, verbose=0, steps_per_epoch=3, callbacks=[callback]).history
     assert history["intune/workers/load"] == [found]
     assert {name: value for name, value in vars(data).items() if name.startswith("_")} == before
+
+
+def test_workers_on_a_cluster_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("intune_callbacks.pipelines.ray.given.check_packages", lambda: None)
+    callback = InTuneCallback(**{**EAGER, "workers_kind": "ray", "ray_address": "127.0.0.1:9"})
+    fit(callback, data=Numbered(20, workers=2), epochs=1)
+    assert callback.report["pipeline"] == ONLY_MAP_STYLE.format("Numbered")
+    assert callback.report["frozen"] is None and callback.report["steps"] == 20
 
 
 def test_without_workers_it_is_left_alone_and_told_so() -> None:

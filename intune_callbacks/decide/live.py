@@ -103,7 +103,7 @@ def view_of(
     whole = [
         observation.batches_per_s,
         demand,
-        resources.cpus,
+        resources.cpus + resources.remote_cpus,
         _budget(observation.cpus, [(s.current, weight.get(s.name, 1.0)) for s in compress(slots, is_worker)]),
         resources.memory_used_bytes / limit,
         max(LEAST_NOISE, *[r.service_cv / max(1, r.items) ** 0.5 for r in rates.values()]),

@@ -25,12 +25,13 @@ class EvenSplit:
     def decide(self, observation: Observation) -> Proposal:
         """Return the even split where it differs from what is there."""
         stages = [stage for stage in observation.stages if stage.kind != "memory"]
-        each = max(1, int(observation.resources.cpus / max(1, len(stages))))
+        cpus = observation.resources.cpus + observation.resources.remote_cpus
+        each = max(1, int(cpus / max(1, len(stages))))
         wanted = {stage.name: min(max(each, stage.low), stage.high) for stage in stages}
         wanted = with_windows(wanted, observation)
         if wanted and wanted.items() <= self._failed.items():
             return Proposal(reason="the even split was tried and gave less", settled=True)
-        reason = f"{observation.resources.cpus:g} CPUs over {len(stages)} stages"
+        reason = f"{cpus:g} CPUs over {len(stages)} stages"
         return Proposal(wanted, reason, settled=wanted.items() <= observation.allocation.items())
 
     def taken_back(self, failed: Allocation, ratio: float) -> None:

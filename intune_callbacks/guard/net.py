@@ -140,7 +140,8 @@ class Net:
         Args:
             totals: of the training loop at its end; what passed since the last window is charged, settling included.
         """
-        before, self._cpus = self._cpus or seen.resources.cpus, seen.resources.cpus
+        cpus = seen.resources.cpus + seen.resources.remote_cpus
+        before, self._cpus = self._cpus or cpus, cpus
         running_s = seen.elapsed_s - seen.seam_s
         if before <= 0.0 or abs(self._cpus / before - 1.0) > SAME_CPUS:
             self.forget()

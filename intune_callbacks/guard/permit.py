@@ -147,7 +147,7 @@ class Permit:
         if wait < WAITS:
             return f"the training waits {percent(wait)} of the time: nothing to gain"
         # While the training waits, its own CPU is free.
-        if _used_cpus(seen) >= seen.resources.cpus + wait:
+        if _used_cpus(seen) >= seen.resources.cpus + seen.resources.remote_cpus + wait:
             return "the pipeline has all CPUs in use: more workers would share them"
         if start_s > 0.0:
             # Workers that are started with each epoch make its start no shorter.

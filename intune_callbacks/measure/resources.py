@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -13,9 +13,9 @@ from intune_callbacks.config import number_problem
 from intune_callbacks.errors import ConfigError
 from intune_callbacks.measure.device import GpuProbe
 from intune_callbacks.pipelines.base import cpus_allowed
-from intune_callbacks.types import Resources
+from intune_callbacks.types import Probe, Resources
 
-__all__ = ["IdleCpus", "MachineProbe", "machine_memory"]
+__all__ = ["Beyond", "IdleCpus", "MachineProbe", "machine_memory"]
 
 # Of the numbers behind the name of a CPU in /proc/stat: idle, and idle while something is being read or written.
 IDLE, ALL = slice(3, 5), slice(0, 8)
@@ -107,6 +107,22 @@ class MachineProbe:
                 limit_bytes = min(limit_bytes, reading[0])
                 free_bytes = min(free_bytes, reading[0] - reading[1])
         return limit_bytes, min(max(limit_bytes - free_bytes, 0), limit_bytes)
+
+
+class Beyond:
+    """What a probe reads, and the CPUs of other machines.
+
+    Args:
+        pipeline: returns the one whose workers may be there; it is told how many CPUs there are here.
+    """
+
+    def __init__(self, probe: Probe, pipeline: Callable[[], object]) -> None:
+        self._probe, self._pipeline = probe, pipeline
+
+    def read(self) -> Resources:
+        """Return what there is right now."""
+        seen, beyond = self._probe.read(), getattr(self._pipeline(), "beyond", None)
+        return seen if beyond is None else replace(seen, remote_cpus=beyond(seen.cpus))
 
 
 class IdleCpus:

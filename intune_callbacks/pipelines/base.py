@@ -148,6 +148,14 @@ class Combined:
         """True while workers that were asked for cannot compute yet."""
         return any(getattr(part, "is_growing", False) for part in self._parts.values())
 
+    def beyond(self, cpus: float) -> float:
+        """Return how many CPUs of other machines they can have workers on.
+
+        Args:
+            cpus: there are here.
+        """
+        return float(sum(part.beyond(cpus) for part in self._parts.values() if hasattr(part, "beyond")))
+
     @property
     def late_hints(self) -> tuple[Hint, ...]:
         """What is odd about them and has shown while they ran."""

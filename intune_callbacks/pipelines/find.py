@@ -12,7 +12,7 @@ from intune_callbacks.pipelines.base import LIVE, LIVE_ALREADY, LiveLoader, cpus
 from intune_callbacks.pipelines.watched import FOLLOWS_WORKERS, WatchedLoader
 from intune_callbacks.types import Clock, Hint
 
-__all__ = ["Found", "find"]
+__all__ = ["ONLY_MAP_STYLE", "Found", "find"]
 
 STARTS = multiprocessing.get_all_start_methods()
 OWN_START = (
@@ -24,6 +24,10 @@ LEFT_ALONE = (
     "set num_workers=1, or give InTuneCallback workers_kind='process' or 'thread', to make its workers live"
 )
 
+ONLY_MAP_STYLE = (
+    "workers_kind='ray' is for a map-style DataLoader, whose samples do not depend on who makes them; of this {} other "
+    "machines can make none: leave workers_kind out"
+)
 SHARED = "was 0; open {!r} in each worker (worker_init_fn): several that inherit it read each other's bytes"
 
 
@@ -54,6 +58,7 @@ def find(
     clock: Clock | None = None,
     max_workers: int | None = None,
     workers_kind: str | None = None,
+    ray_address: str = "",
     order: str = "same",
     live: bool = True,
     wait: bool = True,
@@ -69,7 +74,8 @@ def find(
         workers_kind: what a map-style DataLoader computes in, ``process`` or ``thread`` (only if the dataset is
             thread-safe and releases the GIL). With None it is processes, and a loader with ``num_workers=0`` is left
             alone: its dataset may hold open files, learn from the training, or use a device or a runtime that does not
-            survive a fork.
+            survive a fork. ``ray`` has workers on other machines beside processes here.
+        ray_address: of the cluster of these, ``host:port``.
         order: ``any`` allows another order of the same samples; a torchdata graph keeps its own, for its state counts
             items in their order.
         live: False only watches (modes observe and advise).
@@ -78,6 +84,8 @@ def find(
     """
     clock = clock or Clock()
     # A loader of a framework exists only if that framework was imported: nothing is imported to look at it.
+    if workers_kind == "ray" and live and not _is_map_style(loader):
+        return Found(None, ONLY_MAP_STYLE.format(type(loader).__name__))
     if "torchdata.nodes" in sys.modules and _is(loader, "torchdata.nodes", "Loader"):
         return _node_graph(loader, clock, max_workers, live)
     if "torch.utils.data" in sys.modules:
@@ -85,7 +93,7 @@ def find(
 
         inner = unwrapped(loader)
         if is_loader(inner):
-            return _data_loader(inner, clock, max_workers, workers_kind, order == "same", live)
+            return _data_loader(inner, clock, max_workers, workers_kind, order == "same", live, ray_address)
     if "tensorflow" in sys.modules and hasattr(sys.modules["tensorflow"], "data"):
         if _is(loader, "tensorflow", "data.Dataset"):
             return _dataset(loader, clock, max_workers, order == "same", live, wait)
@@ -110,6 +118,18 @@ def find(
         f"{name} is not a loader InTune knows; wrap the dataset in torch.utils.data.DataLoader or build the pipeline "
         "from torchdata.nodes or tf.data",
     )
+
+
+def _is_map_style(loader: Any) -> bool:
+    if "torch.utils.data" not in sys.modules:
+        return False
+    from torch.utils import data
+
+    from intune_callbacks.pipelines.torch.reach import dataset_of, is_loader, keeps_states, unwrapped
+
+    inner = unwrapped(loader)
+    others = (data.IterDataPipe, data.MapDataPipe, data.IterableDataset)
+    return is_loader(inner) and not (isinstance(dataset_of(inner), others) or keeps_states(inner))
 
 
 def _fastai(loader: Any) -> Found:
@@ -174,7 +194,13 @@ def _node_graph(loader: Any, clock: Clock, max_workers: int | None, live: bool) 
 
 
 def _data_loader(
-    loader: Any, clock: Clock, max_workers: int | None, workers_kind: str | None, in_order: bool, live: bool
+    loader: Any,
+    clock: Clock,
+    max_workers: int | None,
+    workers_kind: str | None,
+    in_order: bool,
+    live: bool,
+    ray_address: str,
 ) -> Found:
     from torch.utils import data
 
@@ -188,7 +214,7 @@ def _data_loader(
         why = "datapipes shard themselves by worker; use a map-style Dataset or torchdata.nodes"
         return Found(None, why, _loader_hints(loader, is_iterable=True))
     map_style = not isinstance(dataset, data.IterableDataset)
-    found = _live_loader(loader, clock, max_workers, workers_kind, in_order, live, map_style)
+    found = _live_loader(loader, clock, max_workers, workers_kind, in_order, live, map_style, ray_address)
     return replace(found, hints=(*found.hints, *_loader_hints(loader, is_iterable=not map_style)))
 
 
@@ -214,6 +240,7 @@ def _live_loader(
     in_order: bool,
     live: bool,
     map_style: bool,
+    ray_address: str,
 ) -> Found:
     from intune_callbacks.pipelines.torch.helped import HelpedLoader, cannot_help, ends_known
     from intune_callbacks.pipelines.torch.loader import MapLoader
@@ -240,6 +267,10 @@ def _live_loader(
             watched = WatchedLoader(loader.num_workers, window, clock=clock, when="user")
             return Found(watched, OWN_START.format(type(context).__name__))
         given: dict[str, Any] = {"max_workers": max_workers, "kind": workers_kind or "process", "in_order": in_order}
+        if workers_kind == "ray":
+            from intune_callbacks.pipelines.ray.cluster import Cluster
+
+            given |= {"kind": "process", "cluster": Cluster(ray_address)}
         pipeline = MapLoader(loader, clock=clock, **given)
         return Found(pipeline, "workers and batches in flight are live")
     kind = "the dataset is iterable-style" if not map_style else f"{type(loader).__name__} keeps a state per worker"

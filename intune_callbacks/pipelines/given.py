@@ -218,7 +218,7 @@ class _Look:
         for base in kind.__mro__:
             if _is_users(sys.modules.get(base.__module__)):
                 for name, part in list(vars(base).items()):
-                    if _may_hold(part):
+                    if _may_hold(part) and name != "__slotnames__":  # pickling an object leaves it in the class
                         found.append((name, self.at(part, depth)))
         return found
 

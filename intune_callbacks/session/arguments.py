@@ -118,10 +118,12 @@ class BaseCallback:
         max_workers: upper limit of workers per stage.
         workers_kind: what the workers of a map-style DataLoader or a Keras PyDataset are: ``process``, ``thread``, or
             None for what it has. One without workers (``num_workers=0``, ``workers=1``) is left alone unless a kind is
-            named: its dataset may need the training process.
+            named: its dataset may need the training process. ``ray``, for such a DataLoader, is processes here first,
+            and then workers on the machines of a Ray cluster; extra ``ray``.
         order: ``same`` delivers what the loader would, in that order; ``any`` allows another order of the same samples,
             each once an epoch, where that is faster.
         fine_tune: let the policy ``dqn`` go on learning from this run.
+        ray_address: of the head of that cluster, ``host:port``; None is what ``RAY_ADDRESS`` says.
 
     Attributes:
         settings: the arguments, checked.
@@ -130,6 +132,7 @@ class BaseCallback:
 
     Raises:
         ConfigError: with all wrong arguments at once.
+        MissingPackage: for ``workers_kind='ray'``.
     """
 
     _fit: TunedFit | None
@@ -152,11 +155,16 @@ class BaseCallback:
         workers_kind: str | None = None,
         order: str = "same",
         fine_tune: bool = False,
+        ray_address: str | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         self.settings = Settings.checked(**given)
         self.config, self.mode_source = self.settings.config, self.settings.mode_source
+        if self.config.cluster_address and self.config.mode == "tune":
+            from intune_callbacks.pipelines.ray.given import check_packages
+
+            check_packages()
         self._prepare()
 
     def _prepare(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.pipelines.base import MAX_WINDOW
-from intune_callbacks.pipelines.find import Found
+from intune_callbacks.pipelines.find import ONLY_MAP_STYLE, Found
 from intune_callbacks.pipelines.pydataset.enqueuer import InLoop, LiveEnqueuer
 from intune_callbacks.pipelines.pydataset.pydataset import PyDatasetPipeline, knobs
 from intune_callbacks.pipelines.watched import WatchedLoader
@@ -61,6 +61,8 @@ def _pydataset(data: TrainData, config: TunerConfig, clock: Clock) -> Found:
     if not _is_known(adapter):
         return Found(None, f"{NO_PYDATASET}; {GIVE_OTHER}")
     stock = adapter.enqueuer
+    if config.workers_kind == "ray":
+        return Found(None, ONLY_MAP_STYLE.format(type(dataset).__name__))
     kind = config.workers_kind or ("process" if dataset.use_multiprocessing else "thread")
     workers, window = 0, 1
     if stock is not None:

@@ -30,6 +30,7 @@ def found_in(
         clock=clock,
         max_workers=config.max_workers,
         workers_kind=config.workers_kind,
+        ray_address=config.cluster_address,
         order=config.order if is_alone else "same",
         live=config.mode == "tune",
         wait=wait,

@@ -13,7 +13,7 @@ from intune_callbacks.guard.guard import Guard
 from intune_callbacks.guard.net import Net
 from intune_callbacks.measure.freed import Freed
 from intune_callbacks.measure.pace import Pace
-from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.measure.resources import Beyond, MachineProbe
 from intune_callbacks.measure.steady import NO_ROUND, round_of
 from intune_callbacks.measure.wait import StepTotals
 from intune_callbacks.measure.window import Window
@@ -58,14 +58,14 @@ class Tuner:
         self.history = history if history is not None else History()
         self._pipeline, self.config, self._clock = pipeline, config, clock or Clock()
         self.policy = policy or policy_of(config)
-        self._probe = probe if probe is not None else MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
+        probe = probe or MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
+        self._probe = Beyond(probe, lambda: self._pipeline)
         self._guard, self._window, self._before_after = Guard(config), Window(), BeforeAfter()
         self._freed = Freed(self._clock.wall)
         self._cache = cache or Cache(replace(config, mode="off"))
         self._net = Net(config.decide_every_s if config.mode == "tune" else 0.0)
         self._stages: tuple[Stage, ...] = ()
-        self._carried: Allocation = {}
-        self._past: list[dict[str, Any]] = []
+        self._carried, self._past = Allocation(), list[dict[str, Any]]()
         self._pace, self._round = Pace(config, self._probe), NO_ROUND
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data.dataloader import DataLoader
@@ -29,7 +29,10 @@ from intune_callbacks.pipelines.workers.processes import ProcessPool
 from intune_callbacks.pipelines.workers.surroundings import Surroundings, places
 from intune_callbacks.types import Clock
 
-__all__ = ["WORKERS", "Engines", "pinning"]
+if TYPE_CHECKING:
+    from intune_callbacks.pipelines.ray.cluster import Cluster
+
+__all__ = ["WORKERS", "Engines", "pinning", "ranks"]
 
 WORKERS = "load"
 
@@ -40,6 +43,7 @@ class Engines:
     Args:
         kind: ``process`` or ``thread``.
         in_order: False lets ours deliver batches as they are finished.
+        cluster: with ``process``, workers on other machines beside those here.
 
     Attributes:
         workers: wanted; in force as soon as the running iterator could start them.
@@ -55,8 +59,10 @@ class Engines:
         length: returns the batches of an epoch, None if the sampler does not know.
     """
 
-    def __init__(self, loader: DataLoader[Any], clock: Clock, kind: str, in_order: bool = True) -> None:
-        self.loader, self.clock, self.kind, self._in_order = loader, clock, kind, in_order
+    def __init__(
+        self, loader: DataLoader[Any], clock: Clock, kind: str, in_order: bool = True, cluster: Cluster | None = None
+    ) -> None:
+        self.loader, self.clock, self.kind, self._in_order, self.cluster = loader, clock, kind, in_order, cluster
         self.own = (loader.num_workers, max(2, (loader.prefetch_factor or 2) * loader.num_workers))
         self.workers, self.window = self.own
         self.counters = Counters()
@@ -197,14 +203,20 @@ class Engines:
 
     # -- ours ----------------------------------------------------------------------------------------------------
 
-    def pool(self, base_seed: int, surroundings: Surroundings, before: int = 0) -> ProcessPool | None:
+    def pool(self, base_seed: int, surroundings: Surroundings, before: int = 0) -> Any:
         """Return a pool for an epoch, without children yet; None for threads; `before`: pools its iterator had."""
         if self.kind != "process":
             return None
         loader = self.loader
         start = Start(dataset_of(loader), loader.worker_init_fn, base_seed, loader.num_workers, before)
         context = context_of(loader.multiprocessing_context)
-        return ProcessPool(Fetch(loader, start), context, start, Carry, self.startup, surroundings)
+        fetch = Fetch(loader, start)
+        pool = ProcessPool(fetch, context, start, Carry, self.startup, surroundings)
+        if self.cluster is None:
+            return pool
+        from intune_callbacks.pipelines.ray.mixed import MixedPool
+
+        return MixedPool(pool, self.cluster, (fetch, start, Carry), (base_seed, before), self.own[0])
 
     def given(self) -> Any:
         """Return the plain values that dataset and collate function hold now, None where no process gets a copy."""
@@ -268,6 +280,12 @@ class Engines:
             return None if self.length() is not None else max(1, len(self.loader))
         except Exception:  # the length is the user's code
             return None
+
+
+def ranks() -> int:
+    """Return how many processes train together."""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return int(torch.distributed.get_world_size()) if there else 1
 
 
 def pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import (
     DataLoader,
@@ -21,12 +21,15 @@ from torch.utils.data.dataloader import (
 
 from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, LiveLoader, clamp, windowed
 from intune_callbacks.pipelines.given import hints_of_change, hints_of_here
-from intune_callbacks.pipelines.torch.engine import WORKERS, Engines
+from intune_callbacks.pipelines.torch.engine import WORKERS, Engines, ranks
 from intune_callbacks.pipelines.torch.iterator import LoaderIterator
 from intune_callbacks.pipelines.torch.reach import Seam, attributes, dataset_of, has_own_iterator, hidden_in, is_of
 from intune_callbacks.pipelines.torch.stock import Kept, shown_by
 from intune_callbacks.pipelines.watched import WINDOW_KNOB, WORKERS_KNOB
 from intune_callbacks.types import Allocation, Clock, Hint, PipelineStats, Stage
+
+if TYPE_CHECKING:
+    from intune_callbacks.pipelines.ray.cluster import Cluster
 
 __all__ = ["MapLoader"]
 
@@ -51,6 +54,7 @@ class MapLoader(LiveLoader):
         max_workers: upper limit of `load`, unless the user's own number is higher.
         kind: ``process`` (the user's dataset was written for it) or ``thread``.
         in_order: False lets it deliver batches as they are finished, from the first other number on.
+        cluster: with ``process``, workers on other machines beside those here.
     """
 
     def __init__(
@@ -61,10 +65,13 @@ class MapLoader(LiveLoader):
         max_workers: int | None = None,
         kind: str = "process",
         in_order: bool = True,
+        cluster: Cluster | None = None,
     ) -> None:
         self._loader, self._clock = loader, clock
-        self._high = max(loader.num_workers, max_workers or (MAX_PROCESSES if kind == "process" else MAX_THREADS))
-        self._engines = Engines(loader, clock, kind, in_order)
+        self._high = max(
+            loader.num_workers, max_workers or (MAX_PROCESSES if kind == "process" and cluster is None else MAX_THREADS)
+        )
+        self._engines = Engines(loader, clock, kind, in_order, cluster)
         self._current: weakref.ref[LoaderIterator] | None = None
         self._seam = Seam(loader, self._get_iterator)
         self._makes_its_own = has_own_iterator(loader)
@@ -75,6 +82,8 @@ class MapLoader(LiveLoader):
     def prepare(self) -> None:
         """See each iterator of the loader from its start."""
         self._seam.open()
+        if self._engines.cluster is not None:
+            self._engines.cluster.begin(ranks())
         self._engines.is_let_go = self._engines.sampling.is_off = False
 
     def adopt(self, iterator: Any) -> Any:
@@ -158,11 +167,14 @@ class MapLoader(LiveLoader):
         engine, pool = iterator.engine, iterator.children.pool
         if engine is None:
             return pool is not None and pool.starting > 0
-        return engine.is_growing(engines.workers)
+        cluster = engines.cluster
+        return engine.is_growing(engines.workers) or (cluster is not None and cluster.is_growing)
 
     def stages(self) -> tuple[Stage, ...]:
         engines, low = self._engines, min(1, self._loader.num_workers)
         high = self._high if engines.most is None else engines.most
+        if engines.cluster is not None:
+            high = min(high, self._most_anywhere(engines.cluster))
         window = engines.least_window, MAX_WINDOW
         if engines.stays:
             low, high, window = engines.own[0], engines.own[0], (engines.own[1],) * 2
@@ -176,10 +188,34 @@ class MapLoader(LiveLoader):
         )
         return windowed(load, engines.window, low=window[0], high=window[1], knob=WINDOW_KNOB)
 
+    def _most_anywhere(self, cluster: Cluster) -> int:
+        """Return how many workers there can be, and do without those that were wanted and did not come."""
+        engines, here = self._engines, cluster.most_here(self._engines.own[0])
+        iterator, there = self._iterator(), here + cluster.ready
+        if engines.workers > there and not self.is_growing:
+            engines.workers = there
+            if iterator is not None:
+                iterator.apply()
+        return here + int(cluster.cpus)
+
+    def beyond(self, cpus: float) -> float:
+        """Return how many CPUs of other machines it can have workers on.
+
+        Args:
+            cpus: there are here.
+        """
+        cluster = self._engines.cluster
+        if cluster is None:
+            return 0.0
+        cluster.local_cpus = cpus
+        return cluster.cpus
+
     @property
     def late_hints(self) -> tuple[Hint, ...]:
         """What has shown of loop, dataset and sampler; that the dataset was changed, while that keeps workers away."""
-        return (*self._engines.epochs.hints, *self._hints())
+        cluster = self._engines.cluster
+        machines = () if cluster is None else tuple(Hint(said, "", "cluster", WORKERS) for said in cluster.sentences)
+        return (*self._engines.epochs.hints, *machines, *self._hints())
 
     def _hints(self) -> tuple[Hint, ...]:
         engines = self._engines
@@ -246,3 +282,5 @@ class MapLoader(LiveLoader):
         self._let_go(goes_on=False)
         if iterator is not None:
             iterator.close()
+        if self._engines.cluster is not None:
+            self._engines.cluster.close()

@@ -91,6 +91,10 @@ class Start:
         self._workers = max(1, workers)
         self.told: _Seeds | None = None
 
+    def again(self, base_seed: int, before: int) -> None:
+        """Be that of another iterator: of a process that works for several."""
+        self._base_seed, self._before = base_seed, before
+
     def __call__(self, number: int) -> _Seeds | None:
         """Begin the process that was started as the `number`-th.
 

@@ -19,7 +19,7 @@ from intune_callbacks.pipelines.workers.surroundings import Surroundings
 from intune_callbacks.pipelines.workers.wire import Reducer, Wire
 from intune_callbacks.pipelines.workers.worker import put_aside
 
-__all__ = ["Given", "Starts", "child_main"]
+__all__ = ["Given", "Starts", "child_main", "portable"]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -87,7 +87,7 @@ def _work(wire: Wire, given: Given | None, parts: Sequence[Any], worker_id: int,
             if start is not None:
                 told = start(worker_id)
         except Exception as error:
-            broken = _portable(error)
+            broken = portable(error)
         wire.send(told)
         while True:
             task = wire.receive(is_needed)
@@ -102,7 +102,7 @@ def _work(wire: Wire, given: Given | None, parts: Sequence[Any], worker_id: int,
                 else:
                     answer = wire.pack((True, fn(task[0]), time.process_time() - begin_cpu_s))
             except Exception as error:
-                answer = wire.pack((False, *_portable(error)))
+                answer = wire.pack((False, *portable(error)))
             # Apart from the work: what fails from here on leaves half a message, after which nothing can be told.
             wire.write(answer)
             task = answer = None  # type: ignore[assignment]
@@ -136,7 +136,7 @@ class _Told:
         return self._kind, (self._words,)
 
 
-def _portable(error: Exception) -> tuple[Any, tuple[str, type[Exception]]]:
+def portable(error: Exception) -> tuple[Any, tuple[str, type[Exception]]]:
     """Return the error in a form that survives the pipe, its traceback as text, and its kind if that survives it."""
     text, kind = "".join(traceback.format_exception(error)), RuntimeError
     with suppress(Exception):
@@ -144,7 +144,7 @@ def _portable(error: Exception) -> tuple[Any, tuple[str, type[Exception]]]:
     error.__cause__ = error.__context__ = None
     for form in (lambda: error.with_traceback(None), lambda: _Told(error)):
         with suppress(Exception):
-            portable: Any = form()
-            if isinstance(pickle.loads(pickle.dumps(portable)), Exception):
-                return portable, (text, kind)
+            made: Any = form()
+            if isinstance(pickle.loads(pickle.dumps(made)), Exception):
+                return made, (text, kind)
     return RuntimeError(f"{type(error).__name__}: {error}"), (text, kind)

@@ -67,7 +67,7 @@ class ProcessPool:
         self._count, self._closed = 0, False
         self._process = os.getpid()
         self.is_short = False  # set from outside: no more can be had, and one that is not needed ends at once
-        self._told = Told()
+        self.told = Told()
         self._lock = threading.RLock()
         self._memory = WorkerMemory()
 
@@ -138,7 +138,7 @@ class ProcessPool:
                 start_process(process, self._method)
                 try:
                     begun = None if self._method == "fork" else self._imported
-                    child = Child(process, wire, payload, self._told, worker_id == 0, begun)
+                    child = Child(process, wire, payload, self.told, worker_id == 0, begun)
                 except BaseException:  # no thread is to be had
                     process.kill()
                     process.join(QUIT_S)
@@ -183,7 +183,7 @@ class ProcessPool:
         while not child.ready.wait(READY_S):
             if cancelled():
                 raise WorkerDied("stopped while the stage was closed")
-        task = child.wire.pack((item, self._told.value))
+        task = child.wire.pack((item, self.told.value))
         try:
             if child.failed is not None:
                 raise child.failed

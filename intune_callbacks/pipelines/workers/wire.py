@@ -12,12 +12,13 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-__all__ = ["ALIGNED_BYTES", "ByType", "Reducer", "Wire", "loaded", "packed"]
+__all__ = ["ALIGNED_BYTES", "OUT_OF_BAND_BYTES", "ByType", "Reducer", "Wire", "loaded", "packed"]
 
 # How often a waiting side looks whether the other one is still alive: pipe ends inherited by children forked later
 # make the end-of-file of a dead process unreliable.
@@ -37,7 +38,12 @@ ByType = dict[type, Callable[[Any], Any]]
 
 class _Pickler(pickle.Pickler):
     def __init__(
-        self, file: io.BytesIO, buffers: list[memoryview], reducer: Reducer | None, by_type: ByType | None
+        self,
+        file: io.BytesIO,
+        buffers: list[memoryview],
+        reducer: Reducer | None,
+        by_type: ByType | None,
+        fast: bool = False,
     ) -> None:
         def out_of_band(buffer: pickle.PickleBuffer) -> bool:
             raw = buffer.raw()
@@ -47,6 +53,7 @@ class _Pickler(pickle.Pickler):
             return False
 
         super().__init__(file, protocol=5, buffer_callback=out_of_band)
+        self.fast = fast
         reduce = None if reducer is None else reducer()
 
         def override(value: Any) -> Any:
@@ -60,14 +67,17 @@ class _Pickler(pickle.Pickler):
             self.dispatch_table = by_type
 
 
-def packed(message: object, reducer: Reducer | None = None, by_type: ByType | None = None) -> list[memoryview]:
+def packed(
+    message: object, reducer: Reducer | None = None, by_type: ByType | None = None, fast: bool = False
+) -> list[memoryview]:
     """Return a message as what `Wire.write` sends; raises what pickling raises.
 
     Args:
         by_type: the same as `pickle.Pickler.dispatch_table`, asked only for types pickle does not know by itself.
+        fast: the same as `pickle.Pickler.fast`: equal values give equal bytes, whichever objects are one and the same.
     """
     file, buffers = io.BytesIO(), list[memoryview]()
-    _Pickler(file, buffers, reducer, by_type).dump(message)
+    _Pickler(file, buffers, reducer, by_type, fast).dump(message)
     # Not a view of the file: one that the garbage collector ends first would say so on the console (Python 3.13).
     body = memoryview(file.getvalue())
     sizes = [body.nbytes, *(b.nbytes for b in buffers)]
@@ -219,6 +229,12 @@ class Wire:
             if got == 0:
                 raise EOFError
             at += got
+
+    def shut(self) -> None:
+        """Have both sides see the end now, also whoever reads, and where a forked process holds a copy of an end."""
+        if self._descriptor >= 0:
+            with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as end:
+                end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1  # the next file gets the number
