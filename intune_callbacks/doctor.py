@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from intune_callbacks.errors import MissingPackage, install_line, lower_bounds
-from intune_callbacks.measure.resources import MachineProbe, machine_memory
+from intune_callbacks.measure.cgroups import machine_memory
+from intune_callbacks.measure.resources import MachineProbe
 from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.pipelines.tf import build as tf_build
 from intune_callbacks.types import Probe

@@ -18,7 +18,7 @@ from intune_callbacks.cache.arena import Arena
 from intune_callbacks.cache.keys import Keys, NoKey, code_digest
 from intune_callbacks.cache.rows import Row, Rows
 from intune_callbacks.cache.values import is_same, laid_down, random_states, taken_up
-from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.measure.cgroups import MemoryProbe
 from intune_callbacks.words import moment
 
 __all__ = ["ADDRESS", "is_needed", "pure", "tell", "use"]
@@ -135,7 +135,7 @@ class _Kept:
         self._place: int | None = None
         self._row = self._told = Row(self._name)
         self._told_s, self._untold = 0.0, 0
-        self._machine: MachineProbe | None = None
+        self._machine: MemoryProbe | None = None
         self._put_bytes = 0  # since the last look at the memory
         self._size_bytes = 0  # of the last result that was laid down
         # Seconds of the last ones that were kept: to compute them, and what that took besides.
@@ -246,8 +246,8 @@ class _Kept:
 
     def _look_at_memory(self, arena: Arena) -> None:
         """Have nothing more come in where memory is short: the trainer looks after it at its decisions only."""
-        self._machine = self._machine or MachineProbe(cpus=1.0)
-        if self._machine.read().memory_used_bytes > arena.header().stop_bytes > 0:
+        self._machine = self._machine or MemoryProbe()
+        if self._machine.read()[1] > arena.header().stop_bytes > 0:
             arena.freeze()
 
     def _again(self, kept: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

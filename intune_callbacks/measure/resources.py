@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from intune_callbacks.config import number_problem
 from intune_callbacks.errors import ConfigError
+from intune_callbacks.measure.cgroups import MemoryProbe, groups, quota_of
 from intune_callbacks.measure.device import GpuProbe
 from intune_callbacks.pipelines.base import cpus_allowed
 from intune_callbacks.types import Probe, Resources
 
-__all__ = ["Beyond", "IdleCpus", "MachineProbe", "machine_memory"]
+__all__ = ["Beyond", "IdleCpus", "MachineProbe"]
 
 # Of the numbers behind the name of a CPU in /proc/stat: idle, and idle while something is being read or written.
 IDLE, ALL = slice(3, 5), slice(0, 8)
@@ -69,13 +70,12 @@ class MachineProbe:
         self._gpu = GpuProbe(_local_rank()) if gpu is None else gpu
         self._idle = IdleCpus(root)
         self._shm = str(root / "dev" / "shm")
-        groups = list(_groups(root))
-        self._quotas = [quota for group in groups if (quota := _quota(group)) is not None]
-        self._memories = [memory for group in groups if (memory := _memory(group)) is not None]
+        self._quotas = [quota for group in groups(root) if (quota := quota_of(group)) is not None]
+        self._memory = MemoryProbe(root)
 
     def read(self) -> Resources:
         """Return what there is right now."""
-        limit_bytes, used_bytes = self._read_memory()
+        limit_bytes, used_bytes = self._memory.read()
         idle = self._idle.read()
         cpus, trainer_cpus = self._read_cpus()
         return Resources(
@@ -97,16 +97,6 @@ class MachineProbe:
         share = min([float(cpus_allowed()), *(limit for limit in limits if limit is not None)]) / self._local_ranks
         cpus = max(share - self._trainer_cpus, share / 2)
         return cpus, share - cpus
-
-    def _read_memory(self) -> tuple[int, int]:
-        whole_bytes, free_bytes = machine_memory()
-        limit_bytes = whole_bytes
-        for memory in self._memories:
-            reading = memory.read(below=whole_bytes)
-            if reading is not None:
-                limit_bytes = min(limit_bytes, reading[0])
-                free_bytes = min(free_bytes, reading[0] - reading[1])
-        return limit_bytes, min(max(limit_bytes - free_bytes, 0), limit_bytes)
 
 
 class Beyond:
@@ -164,124 +154,6 @@ class IdleCpus:
         except (OSError, ValueError):
             return {}
         return found
-
-
-@dataclass(slots=True)
-class _Quota:
-    """CPU time per period of one control group; in v2 one file holds both, in v1 there are two."""
-
-    files: tuple[str, ...]
-    last: float | None = None
-
-    def read(self) -> float | None:
-        """Return the CPUs; None without a limit. A limit that cannot be read now is the one of before."""
-        try:
-            quota_us, period_us = " ".join(_text(file) for file in self.files).split()
-            limited = quota_us != "max" and int(quota_us) > 0
-            self.last = int(quota_us) / int(period_us) if limited else None
-        except (OSError, ValueError, ZeroDivisionError):
-            pass
-        return self.last
-
-
-@dataclass(slots=True)
-class _Memory:
-    """Limit and usage of one control group."""
-
-    limits: tuple[str, ...]
-    usage: str
-    stat: str
-    file_pages: tuple[str, ...]
-    last: tuple[int, int] | None = None
-
-    def read(self, below: int) -> tuple[int, int] | None:
-        """Return limit and unreclaimable usage in bytes; None if the group has no limit smaller than `below`.
-
-        What cannot be read now is as it was before.
-        """
-        try:
-            found = [int(text) for file in self.limits if (text := _text(file).strip()) != "max"]
-            if not found or min(found) >= below:
-                self.last = None
-                return None
-            usage_bytes = int(_text(self.usage))
-            # memory.stat is ordered by kind, one "name bytes" per line.
-            stat = "\n" + _text(self.stat)
-            parts = [stat.partition(f"\n{name} ") for name in self.file_pages]
-            self.last = min(found), usage_bytes - sum(int(rest.split(None, 1)[0]) for _, named, rest in parts if named)
-        except (OSError, ValueError, IndexError):
-            pass
-        return self.last
-
-
-def _quota(group: Path) -> _Quota | None:
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        if all((group / name).is_file() for name in names):
-            return _Quota(tuple(str(group / name) for name in names))
-    return None
-
-
-def _memory(group: Path) -> _Memory | None:
-    for limit, usage, of_whole in (
-        ("memory.max", "memory.current", ""),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    ):
-        if (group / limit).is_file() and (group / usage).is_file():
-            # Above memory.high the kernel slows the group down until it holds less.
-            limits = tuple(str(group / name) for name in (limit, "memory.high") if (group / name).is_file())
-            file_pages = tuple(f"{of_whole}{kind}_file" for kind in ("inactive", "active"))
-            return _Memory(limits, str(group / usage), str(group / "memory.stat"), file_pages)
-    return None
-
-
-def _groups(root: Path) -> Iterator[Path]:
-    """Yield the folder of every control group this process is in, and of the groups around it."""
-    try:
-        memberships = _text(str(root / "proc/self/cgroup")).splitlines()
-        mounts = _text(str(root / "proc/self/mountinfo")).splitlines()
-    except OSError:  # not Linux
-        return
-    paths = {}
-    for line in memberships:  # hierarchy:controllers:path, without controllers for v2
-        _, controllers, path = line.split(":", 2)
-        paths.update(dict.fromkeys(controllers.split(","), path))
-    for line in mounts:  # ... root mount-point options ... - type source super-options
-        fields, _, rest = line.partition(" - ")
-        kind, *_, options = rest.split()
-        mount_root, mount_point = fields.split()[3:5]
-        mounted = [""] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
-        for controller in ("", "cpu", "memory"):
-            if controller in mounted and controller in paths:
-                yield from _up(root / mount_point.lstrip("/"), mount_root, paths[controller])
-
-
-def _up(mount: Path, mount_root: str, path: str) -> Iterator[Path]:
-    prefix = mount_root.rstrip("/")
-    if (path == prefix or path.startswith(prefix + "/")) and ".." not in path:
-        parts = [part for part in path[len(prefix) :].split("/") if part]
-    elif set(mount_root.split("/")) <= {"", ".."}:  # seen from a namespace: the mount is a group around this one
-        parts = []
-    else:  # another container's group, mounted here for other purposes
-        return
-    for depth in range(len(parts), -1, -1):
-        folder = mount.joinpath(*parts[:depth])
-        if folder.is_dir():
-            yield folder
-
-
-def _text(file: str) -> str:
-    return Path(file).read_text(encoding="ascii", errors="replace")
-
-
-def machine_memory() -> tuple[int, int]:
-    """Return how many bytes of memory the machine has, and how many of them can be had."""
-    try:
-        machine = psutil.virtual_memory()
-        return machine.total, machine.available
-    except (OSError, psutil.Error):
-        # No /proc/meminfo, as in a service of systemd's with ProcSubset=pid: page cache then counts as used.
-        page_bytes = os.sysconf("SC_PAGE_SIZE")
-        return page_bytes * os.sysconf("SC_PHYS_PAGES"), page_bytes * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def _local_rank() -> int:

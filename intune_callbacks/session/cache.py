@@ -18,7 +18,7 @@ from intune_callbacks.cache.pure import is_needed, tell, use
 from intune_callbacks.cache.rows import CacheUse, Rows
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.errors import warn
-from intune_callbacks.measure.resources import MachineProbe
+from intune_callbacks.measure.cgroups import MemoryProbe
 from intune_callbacks.types import Observation
 
 __all__ = ["Cache"]
@@ -85,9 +85,9 @@ class Cache:
 
     def _open(self) -> None:
         global _shared
-        machine = MachineProbe(cpus=1.0).read()
+        limit_bytes, used_bytes = MemoryProbe().read()
         if _shared is None:
-            _shared = _of_node(self._number, self._sizes, self._is_alone, machine.memory_limit_bytes)
+            _shared = _of_node(self._number, self._sizes, self._is_alone, limit_bytes)
         if _shared is None:
             self._is_closed, self._why = True, "the first rank of this node keeps no results"
             return
@@ -96,8 +96,8 @@ class Cache:
         weakref.finalize(self, _left, id(self))
         use(_shared)
         if self._sizes and not self._arena.header().limit_bytes:
-            soft_bytes = self._config.memory_soft_limit * machine.memory_limit_bytes
-            self._limit(soft_bytes - machine.memory_used_bytes, soft_bytes)
+            soft_bytes = self._config.memory_soft_limit * limit_bytes
+            self._limit(soft_bytes - used_bytes, soft_bytes)
 
     @property
     def used_bytes(self) -> int:
