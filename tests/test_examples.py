@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NEEDS = {
+    "kept_in_memory": ["torch"],
     "ray_workers": ["torch", "ray", "cloudpickle"],
     "with_a_loop": ["torch"],
     "with_keras": ["keras", "tensorflow"],
