@@ -283,6 +283,16 @@ def test_workers_live_on_from_one_epoch_to_the_next(made: list[Any]) -> None:
         assert {process.pid for process in nodes.actors()} == actors and len(actors) == 3
 
 
+def test_the_trainers_machine_is_left_to_it(made: list[Any]) -> None:
+    with runs.running(1, head_cpus=4) as nodes:
+        engine, cluster, _ = engine_of(nodes.address, made, workers=6)
+        assert runs.wait_for(lambda: cluster.ready > 0)
+        assert [next(engine)[0] for _ in range(200)] == list(range(200))
+        time.sleep(2.0)
+        assert cluster.ready == 1
+        assert [line.machine.cpus for line in cluster._lines.values()] == [1.0]  # the other one
+
+
 def test_no_cpu_but_on_the_trainers_machine(made: list[Any]) -> None:
     with runs.running(head_cpus=4) as nodes:
         cluster = Cluster(nodes.address)
