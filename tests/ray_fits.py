@@ -163,6 +163,25 @@ def epochs(address: str, persistent: bool, leave: bool) -> tuple[list[float], di
     return sums, watched.close() if address else {}
 
 
+def spawned(address: str) -> tuple[list[float], dict[str, Any]]:
+    """Workers here take seconds to start, and those on the cluster may be there before them."""
+    return whole(address, num_workers=1, multiprocessing_context="spawn")
+
+
+def in_the_loop(address: str) -> tuple[list[float], dict[str, Any]]:
+    return whole(address, num_workers=0)
+
+
+def whole(address: str, **given: Any) -> tuple[list[float], dict[str, Any]]:
+    from intune_callbacks.session.live import live
+
+    torch.manual_seed(7)
+    loader = DataLoader(Rows(), batch_size=BATCH, shuffle=True, **given)
+    watched = live(loader, **arguments(address)) if address else loader
+    sums = [float(batch["x"].double().sum()) for _ in range(3) for batch in watched]
+    return sums, watched.close() if address else {}
+
+
 class Shifted(Rows):
     """What it gives depends on what the training sets."""
 

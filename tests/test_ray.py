@@ -6,11 +6,8 @@ import dataclasses
 import os
 import pickle
 import socket
-import subprocess
 import sys
 import threading
-import time
-import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -37,15 +34,6 @@ ROOT = Path(intune_callbacks.__file__).parent.parent
 def no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
-
-OF_OTHERS = """
-import torch.utils.data as data
-from intune_callbacks.pipelines.find import find
-loader = data.DataLoader(range(8), num_workers=1)
-found = find(loader, workers_kind="process")
-found.pipeline.prepare()
-assert list(map(int, loader)) == list(range(8))
-found.pipeline.close()"""
 
 # -- arguments -------------------------------------------------------------------------------------------------------
 
@@ -88,17 +76,6 @@ def test_the_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     BaseCallback(mode="observe", workers_kind="ray", ray_address="10.0.0.1:6379")  # nobody asks for it there
     found["ray"] = object()
     BaseCallback(workers_kind="ray", ray_address="10.0.0.1:6379")
-
-
-@pytest.mark.parametrize(
-    "statement", ["import intune_callbacks.pipelines.find", "import intune_callbacks.session.live", OF_OTHERS]
-)
-def test_nobody_else_imports_anything_of_it(statement: str) -> None:
-    if statement is OF_OTHERS:
-        pytest.importorskip("torch")
-    code = f"{statement}\nimport sys; print([name for name in sys.modules if 'ray' in name.split('.')])"
-    told = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT, timeout=60)
-    assert told.strip() == "[]"
 
 
 # -- the CPUs of other machines --------------------------------------------------------------------------------------
@@ -270,52 +247,3 @@ def test_images_are_of_values() -> None:
     held: list[Any] = []
     held.append(held)
     assert given.image(held, None)
-
-
-# -- loaders ---------------------------------------------------------------------------------------------------------
-
-
-def test_only_map_style_loaders() -> None:
-    torch = pytest.importorskip("torch")
-    find = pytest.importorskip("intune_callbacks.pipelines.find").find
-
-    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc,name-defined]
-        def __iter__(self) -> Any:
-            return iter(range(10))
-
-    of_cluster = {"workers_kind": "ray", "ray_address": "127.0.0.1:9"}
-    for loader in (torch.utils.data.DataLoader(Stream(), num_workers=2), [1, 2, 3]):
-        found = find(loader, **of_cluster)
-        assert found.pipeline is None
-        assert found.why.startswith("workers_kind='ray' is for a map-style DataLoader")
-        assert type(loader).__name__ in found.why
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_without_a_cluster_a_training_goes_on(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    from intune_callbacks.pipelines.ray.cluster import LOST_CLUSTER
-    from intune_callbacks.session.live import live
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())  # else it would be refused
-    loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=workers)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        given = {"workers_kind": "ray", "ray_address": "127.0.0.1:9", "show_card": False, "decide_every_s": 0.1}
-        watched = live(loader, warmup_batches=2, cpus=4.0, **given)
-        got = [batch.tolist() for batch in watched]
-        report = watched.close()
-    assert got == [[(2 * i) ** 2, (2 * i + 1) ** 2] for i in range(200)]
-    assert report["frozen"] is None and report["changes"] > 0  # workers here are moved as always
-    (said,) = [str(one.message) for one in told if "InTune" in str(one.message)]
-    assert said.startswith(LOST_CLUSTER.partition(" {}")[0]) and "127.0.0.1:9" in said
-    assert not [thread for thread in threading.enumerate() if thread.name == "intune-ray"]
-
-
-class Squares:
-    def __len__(self) -> int:
-        return 400
-
-    def __getitem__(self, index: int) -> int:
-        time.sleep(0.005)
-        return index**2

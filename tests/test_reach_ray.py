@@ -48,29 +48,20 @@ def made() -> Iterator[list[Any]]:
         one.close()
 
 
-class Start:
-    told: Any = None
-
-    def __init__(self, fails: bool = False) -> None:
-        self._fails = fails
-
-    def again(self) -> None:
-        pass
-
-    def __call__(self, number: int) -> None:
-        if self._fails:
-            raise ValueError("no such table")
-
-
 def engine_of(
-    address: str, made: list[Any], fn: Callable[[int], Any] = runs.item, workers: int = MOST, start: Any = None
+    address: str,
+    made: list[Any],
+    fn: Callable[[int], Any] = runs.item,
+    workers: int = MOST,
+    start: Any = None,
+    is_full: bool = False,
 ) -> tuple[Any, Cluster, Any]:
     """Return an engine over 0, 1, 2, ..., the cluster whose CPUs it has seen, and its pool."""
     cluster = Cluster(address)
     made.append(cluster)
     cluster.begin()
     cluster.local_cpus = 1.0
-    assert runs.wait_for(lambda: cluster.cpus > 0 or bool(cluster.gone))
+    assert runs.wait_for(lambda: bool(cluster.cpus or cluster.gone or (is_full and cluster.machines_seen)))
     pool = MixedPool(
         ProcessPool(fn, multiprocessing.get_context("fork"), start),
         cluster,
@@ -190,7 +181,7 @@ def test_an_error_comes_at_its_place(made: list[Any]) -> None:
 
 def test_a_failing_start_is_the_users(made: list[Any]) -> None:
     with runs.running(1) as nodes:
-        engine, cluster, _ = engine_of(nodes.address, made, workers=3, start=Start(fails=True))
+        engine, cluster, _ = engine_of(nodes.address, made, workers=3, start=runs.Start(fails=True))
         with pytest.raises(ValueError, match="no such table"):
             next(engine)
         assert not cluster.left_out
@@ -234,11 +225,9 @@ def test_unseeded_items_are_told_and_made(made: list[Any]) -> None:
 
 def test_no_free_cpu(made: list[Any]) -> None:
     with runs.running(1) as nodes:
-        other = Cluster(nodes.address)
-        made.append(other)
         taken, other_cluster, _ = engine_of(nodes.address, made, workers=3)
         assert runs.wait_for(lambda: other_cluster.ready == 1)
-        engine, cluster = engine_of_full(nodes.address, made)
+        engine, cluster, _ = engine_of(nodes.address, made, workers=4, is_full=True)
         begin_s = time.monotonic()
         got = [next(engine)[0] for _ in range(300)]
         assert got == list(range(300)) and time.monotonic() - begin_s < 20.0
@@ -246,25 +235,6 @@ def test_no_free_cpu(made: list[Any]) -> None:
         taken.close()
         other_cluster.close()
         assert runs.wait_for(lambda: cluster.ready == 1)  # now there is one
-
-
-def engine_of_full(address: str, made: list[Any]) -> tuple[Any, Cluster]:
-    cluster = Cluster(address)
-    made.append(cluster)
-    cluster.begin()
-    cluster.local_cpus = 1.0
-    assert runs.wait_for(lambda: bool(cluster._machines))
-    pool = MixedPool(
-        ProcessPool(runs.item, multiprocessing.get_context("fork")),
-        cluster,
-        (runs.item, None, None),
-        (),
-        own=1,  # type: ignore[arg-type]
-    )
-    made.append(pool)
-    engine = ElasticMap(itertools.count(), None, workers=4, window=40, pool=pool)  # type: ignore[arg-type,var-annotated]
-    made.append(engine)
-    return engine, cluster
 
 
 def test_workers_live_on_from_one_epoch_to_the_next(made: list[Any]) -> None:
@@ -281,6 +251,16 @@ def test_workers_live_on_from_one_epoch_to_the_next(made: list[Any]) -> None:
         assert time.monotonic() - begin_s < 0.5
         assert [next(again)[0] for _ in range(100)] == list(range(1, 101))
         assert {process.pid for process in nodes.actors()} == actors and len(actors) == 3
+
+
+def test_the_trainers_machine_is_left_to_it(made: list[Any]) -> None:
+    with runs.running(1, head_cpus=4) as nodes:
+        engine, cluster, _ = engine_of(nodes.address, made, workers=6)
+        assert runs.wait_for(lambda: cluster.ready > 0)
+        assert [next(engine)[0] for _ in range(200)] == list(range(200))
+        time.sleep(2.0)
+        assert cluster.ready == 1
+        assert [line.machine.cpus for line in cluster._lines.values()] == [1.0]  # the other one
 
 
 def test_no_cpu_but_on_the_trainers_machine(made: list[Any]) -> None:

@@ -67,7 +67,7 @@ def test_augmented_items_are_the_same_wherever_they_are_made(nodes: runs.Nodes) 
     assert nodes.has_no_actor()
 
 
-@pytest.mark.parametrize("kind", ["left", "persistent", "left_persistent", "changed"])
+@pytest.mark.parametrize("kind", ["left", "persistent", "left_persistent", "changed", "spawned", "in_the_loop"])
 def test_epochs_are_those_of_stock(kind: str, nodes: runs.Nodes) -> None:
     there, here = fit(kind, nodes.address), fit(kind, "")
     assert there["losses"] == here["losses"] and len(here["losses"]) > 700
