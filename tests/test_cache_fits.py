@@ -307,6 +307,24 @@ def test_images_of_torchvision_are_kept_before_the_transforms(torchvision: Any) 
     assert len(torchvision.asked) <= 2 * 30 + 8 + 1  # from the second epoch on, for it may have been the only one
 
 
+def test_images_that_do_not_all_fit_are_not_kept(torchvision: Any) -> None:
+    dataset, cache = Folder(torchvision.default_loader), Cache(TunerConfig())
+    try:
+        cache.cut(loader_of(dataset, 0), 3)
+        epochs(loader_of(dataset, 0), 1)
+        cache.fit(seen(3.0), 3.0 * GB)
+        before = cache.used_bytes
+        assert before > 40 * 8000  # all of them fit
+        small = dataclasses.replace(seen(0.0), resources=Resources(1.0, 1_000_000, 0))
+        cache.fit(small, 400_000.0)
+        assert dataset.loader is torchvision.default_loader
+        assert cache.used_bytes == 0
+        (row,) = cache.use().functions
+        assert row.why_not == "all images would take 326 kB, and half of the free memory is 250 kB"
+    finally:
+        cache.close()
+
+
 def test_an_image_that_is_written_anew_is_read_anew(torchvision: Any) -> None:
     dataset = Folder(torchvision.default_loader)
     with live(loader_of(dataset, 0), show_card=False) as loader:

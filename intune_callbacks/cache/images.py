@@ -10,7 +10,7 @@ from typing import Any
 
 from intune_callbacks.cache.pure import pure
 
-__all__ = ["Cuts"]
+__all__ = ["NAME", "Cuts"]
 
 FOLDER, LOADERS = "torchvision.datasets.folder", ("default_loader", "pil_loader", "accimage_loader")
 MOST_DEPTH = 8  # datasets inside datasets that are looked into
@@ -50,10 +50,18 @@ def _kept() -> Any:
     return pure(decoded)
 
 
+NAME = f"{decoded.__module__}.{decoded.__qualname__}"
+
+
 class Cuts:
-    """The datasets whose images are kept; `undo` gives them their loaders back."""
+    """The datasets whose images are kept; `undo` gives them their loaders back.
+
+    Attributes:
+        images: that they have.
+    """
 
     def __init__(self) -> None:
+        self.images = 0
         self._before: list[tuple[Any, Any]] = []
 
     def make(self, loader: Any) -> None:
@@ -71,6 +79,7 @@ class Cuts:
                 _kept()
                 dataset.loader = _Loader(name)
                 self._before.append((dataset, own))
+                self.images += len(dataset)
 
     def undo(self) -> None:
         """Give each dataset its own loader back."""

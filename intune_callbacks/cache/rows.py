@@ -114,6 +114,17 @@ class Rows:
         """Return the row at a place."""
         return _unpacked(self._arena.read(at, ROW.size))[1]
 
+    def refuse(self, name: str, why: str) -> None:
+        """Have no result of a function kept any more.
+
+        Args:
+            name: as its module calls it.
+            why: a sentence.
+        """
+        for at in range(ROWS_AT, ROWS_END - ROW.size + 1, ROW.size):
+            if self.read(at).name == name:
+                self.add(at, Row(name, why))
+
     def is_refused(self, at: int) -> bool:
         """Return whether some process has said why the results of a function are not kept."""
         return self._arena.read(at + WHY_NOT_AT, 1) != b"\0"

@@ -13,13 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from intune_callbacks.cache.arena import Arena
-from intune_callbacks.cache.images import Cuts
+from intune_callbacks.cache.images import NAME, Cuts
 from intune_callbacks.cache.pure import is_needed, tell, use
 from intune_callbacks.cache.rows import CacheUse, Rows
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.errors import warn
 from intune_callbacks.measure.cgroups import MemoryProbe
 from intune_callbacks.types import Observation
+from intune_callbacks.words import size
 
 __all__ = ["Cache"]
 
@@ -29,6 +30,9 @@ SLACK = 0.01
 """Of all memory, by which the cache may stand above its room before it has to give some back. A choice: less is the
 to and fro of what a training holds, and what was given back would have to be computed again."""
 JOIN_S = 2.0  # that a rank waits for the first one of its node, which comes here at the same time
+SOME_IMAGES, PART_FOR_IMAGES = 16, 0.5
+"""Images by which their size is judged, and the part of the free memory that all of them may take. A choice: files are
+smaller than what is decoded of them, so the system can keep them in the rest."""
 ONE_PASS = "no sample comes twice: there is one epoch"
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
@@ -139,15 +143,33 @@ class Cache:
         """
         if self._arena is None or not self._sizes:
             return
-        machine, used = seen.resources, self.used_bytes
+        machine = seen.resources
         soft_bytes = self._config.memory_soft_limit * machine.memory_limit_bytes
         room = soft_bytes - needed_bytes
+        self._check_images(room)
+        used = self.used_bytes
         if used > room + SLACK * machine.memory_limit_bytes:
             self._limit(room, soft_bytes)
         elif self._is_full or seen.wait_frac < FED_WAIT:
             self._arena.freeze()
         elif room > used:
             self._limit(room, soft_bytes)
+
+    def _check_images(self, room: float) -> None:
+        """Let images go that nobody asked to keep, unless all of them fit and leave as much for the files' own cache.
+
+        A part of them would not be worth what it takes from the files: they would be read from the disk in each epoch.
+        """
+        if self._arena is None or not self._cuts.images:
+            return
+        rows = Rows(self._arena)
+        seen = next((row for row in rows if row.name == NAME and row.kept >= SOME_IMAGES), None)
+        if seen is None or (all_bytes := self._cuts.images * seen.kept_bytes / seen.kept) <= PART_FOR_IMAGES * room:
+            return
+        self._cuts.undo()
+        self._cuts.images = 0
+        rows.refuse(NAME, f"all images would take {size(all_bytes)}, and half of the free memory is {size(room / 2)}")
+        self._arena.limit(0)
 
     def freeze(self) -> None:
         """Keep what is there, and nothing more: nobody looks after the memory from now on."""
