@@ -104,6 +104,9 @@ def test_cpus_are_those_that_are_free_and_a_share_of_all() -> None:
     assert seen.cpus == 0.0
     seen._lines[1] = Line(1, seen._machines["a"], None)  # type: ignore[arg-type]
     assert seen.cpus == 1.0  # ours
+    assert seen.ready == 0  # it has yet to take the dataset: no growth is judged by it
+    seen._lines[1].version = 1
+    assert seen.ready == 1
     seen._machines["a"].why_not = "its file is another one"
     assert seen.cpus == 0.0
     seen = members(a=(4.0, 4.0))

@@ -117,16 +117,16 @@ class Members:
 
     @property
     def ready(self) -> int:
-        """Workers there that can compute."""
+        """Workers there that can compute: they have taken what is to be done, or did so for an earlier iterator."""
         with self.turn:
-            return len(self._lines)
+            return sum(line.version >= 0 for line in self._lines.values())
 
     @property
     def is_growing(self) -> bool:
         """True while workers that were asked for may still come."""
         with self.turn:
             is_late = time.monotonic() - self._raised_s > START_S
-            return not is_late and len(self._lines) < min(self._wanted, int(self.cpus))
+            return not is_late and self.ready < min(self._wanted, int(self.cpus))
 
     def most_here(self, own: int) -> int:
         """Return how many workers there are on this machine before there are any elsewhere: they keep its CPUs busy.
