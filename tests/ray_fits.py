@@ -52,7 +52,7 @@ def loader_of(workers: int, dataset: Any = None) -> DataLoader[Any]:
 
 def arguments(address: str) -> dict[str, Any]:
     given = {"workers_kind": "ray", "ray_address": address} if address else {"workers_kind": "process"}
-    # The agent may find otherwise on a busy machine; this one asks for as many workers as there are CPUs, here and there.
+    # On a busy machine the agent may find otherwise; this one asks for as many workers as there are CPUs anywhere.
     few = {"cpus": 1.0, "decide_every_s": 0.3, "warmup_batches": 5}
     return {**few, "policy": "even", "show_card": False, **given}
 
