@@ -71,7 +71,7 @@ def test_augmented_items_are_the_same_wherever_they_are_made(nodes: runs.Nodes) 
 def test_epochs_are_those_of_stock(kind: str, nodes: runs.Nodes) -> None:
     there, here = fit(kind, nodes.address), fit(kind, "")
     assert there["losses"] == here["losses"] and len(here["losses"]) > 700
-    assert there["frozen"] is None and there["elsewhere"] > 50
+    assert there["frozen"] is None and there["elsewhere"] > 0
     assert nodes.has_no_actor()
 
 
