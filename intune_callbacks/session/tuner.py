@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -59,7 +60,8 @@ class Tuner:
         self._pipeline, self.config, self._clock = pipeline, config, clock or Clock()
         self.policy = policy or policy_of(config)
         probe = probe or MachineProbe(trainer_cpus=config.trainer_cpus, cpus=config.cpus)
-        self._probe = Beyond(probe, lambda: self._pipeline)
+        me = weakref.ref(self)  # in a cycle, the user's loader would live until a collection
+        self._probe = Beyond(probe, lambda: getattr(me(), "_pipeline", None))
         self._guard, self._window, self._before_after = Guard(config), Window(), BeforeAfter()
         self._freed = Freed(self._clock.wall)
         self._cache = cache or Cache(replace(config, mode="off"))
