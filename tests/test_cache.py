@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import intune_callbacks
 from intune_callbacks import pure
 from intune_callbacks.cache.arena import Arena
-from intune_callbacks.cache.pure import use
+from intune_callbacks.cache.pure import tell, use
 from intune_callbacks.cache.rows import Row, Rows
 from intune_callbacks.cache.values import is_same, laid_down, taken_up
 
@@ -330,6 +330,24 @@ def test_what_changes_later_is_found_out_and_the_new_result_handed_out(arena: Ar
     (seen,) = rows(arena).values()
     assert "computed again it gave another result" in seen.why_not
     assert results[-1] == 109
+
+
+def test_workers_of_short_epochs_find_it_out_together(arena: Arena) -> None:
+    def offset(number: int) -> int:
+        time.sleep(0.001)
+        return number + calls[0]
+
+    calls[:] = [0]
+    for number in range(10):
+        pure(offset)(number)
+    calls[:] = [100]
+    for _ in range(40):  # a worker each, with ten hits of its own
+        worker = pure(offset)
+        for number in range(10):
+            worker(number)
+        tell()
+    (seen,) = rows(arena).values()
+    assert "computed again it gave another result" in seen.why_not
 
 
 def test_an_error_of_the_function_is_raised_each_time(arena: Arena) -> None:

@@ -29,7 +29,7 @@ CHECKED, CHECKED_SLOW, SLOW_S = 8, 2, 0.1
 """Results of a function that are computed twice, of all processes together, and of one that takes so many seconds. A
 choice: what draws or counts shows at once, and nobody is to wait for it."""
 CHECKED_AGAIN = 256
-"""Every so many hits of a process the result is computed again all the same: .4 % of the work. A choice."""
+"""Every so many hits the result is computed again all the same: .4 % of the work. A choice."""
 WORTH_KEEPING, JUDGED_AFTER = 3.0, 16
 """How much longer than keeping its result a function has to take, and results of a process to tell that by. A choice:
 taking a result up again takes less than laying it down, so that the second epoch earns back what the first one paid."""
@@ -135,6 +135,7 @@ class _Kept:
         self._place: int | None = None
         self._row = self._told = Row(self._name)
         self._told_s, self._untold = 0.0, 0
+        self._hits_before = 0  # of all processes: workers of a short epoch have few of their own
         self._machine: MemoryProbe | None = None
         self._put_bytes = 0  # since the last look at the memory
         self._size_bytes = 0  # of the last result that was laid down
@@ -156,7 +157,7 @@ class _Kept:
             return self._fn(*args, **kwargs)
         if found is not None:
             taken_s = time.perf_counter() - begin_s
-            is_checked = self._row.hits % CHECKED_AGAIN == CHECKED_AGAIN - 1
+            is_checked = (self._hits_before + self._row.hits) % CHECKED_AGAIN == CHECKED_AGAIN - 1
             self._note(hits=1, taken_s=taken_s)
             return self._again(found[0], args, kwargs) if is_checked else found[0]
         is_full = self._size_bytes > 0 and not arena.has_room(self._size_bytes)
@@ -192,6 +193,7 @@ class _Kept:
             self._place = self._rows.place(self._owner, self._name)
             if self._place is None:
                 return None
+            self._hits_before = self._rows.read(self._place).hits
         assert self._rows is not None
         if self._row.why_not or self._rows.is_refused(self._place):
             return None
@@ -278,11 +280,8 @@ class _Kept:
         """Add up for all processes what this one has seen since it last told."""
         if self._rows is None or self._place is None or self._process != os.getpid() or self._row is self._told:
             return
-        is_told, told = (
-            False,
-            Row("", self._row.why_not, *(a - b for a, b in zip(self._row.numbers, self._told.numbers, strict=True))),
-        )
+        is_told, untold = False, (a - b for a, b in zip(self._row.numbers, self._told.numbers, strict=True))
         with suppress(OSError):
-            is_told = self._rows.add(self._place, told)
+            is_told = self._rows.add(self._place, Row("", self._row.why_not, *untold))
         if is_told:
             self._told, self._told_s, self._untold = self._row, time.perf_counter(), 0
