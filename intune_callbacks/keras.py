@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from intune_callbacks.errors import ConfigError, MissingPackage
 from intune_callbacks.session.arguments import BaseCallback, guarded
+from intune_callbacks.session.garbage import uncounted
 from intune_callbacks.session.keras_fit import Fit
 
 __all__ = ["InTuneCallback"]
@@ -98,7 +99,7 @@ class InTuneCallback(BaseCallback, _Callback):
         if self.config.mode != "off":
             last, self._last = self._last, Fit(self.settings)
             self._fit = self._last
-            with self._fit.guarded("_start"):
+            with self._fit.guarded("_start"), uncounted():
                 self._fit.start(sys._getframe(1), self, last)
 
     @guarded
