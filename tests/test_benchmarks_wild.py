@@ -120,7 +120,9 @@ def test_pairs_are_run_in_turn_and_once(tmp_path: Path) -> None:
     report = {"verdict": "input-bound", "next": "one\ntwo", "changes": 3, "frozen": None}
     work = Played(store, {"off": 20.0, "tune": 10.0}, report)
     (row,) = pairs(work, [entry], "short", 2)
-    assert [(run["mode"], run["repeat"]) for run in store.rows] == [("off", 0), ("tune", 0), ("tune", 1), ("off", 1)]
+    assert [(run["length"], run["mode"], run["repeat"]) for run in store.rows] == [
+        ("trial", "off", 0), ("short", "off", 0), ("short", "tune", 0), ("short", "tune", 1), ("short", "off", 1)
+    ]  # fmt: skip
     assert (row["ratio"], row["min"], row["max"], row["pairs"]) == (2.0, 2.0, 2.0, 2)
     assert row["call"] == 1.5
     assert (row["losses"], row["headline"], row["next"], row["changes"]) == ("same", "-", "one / two", "3/3")
@@ -139,7 +141,7 @@ def test_what_failed_is_run_again(tmp_path: Path) -> None:
     assert row["verdict"].startswith("FAILED exit status 1")
     again = Played(store, {"off": 30.0, "tune": 30.0})
     assert pairs(again, [entry], "short", 1)[0]["ratio"] == 1.0
-    assert again.made == 1 and len(store.rows) == 2
+    assert again.made == 1 and len(store.rows) == 3
 
 
 def test_the_best_numbers_are_measured_again_beside_the_authors_own() -> None:
@@ -240,10 +242,10 @@ def test_the_page_names_the_sources() -> None:
 
 def test_lengths_for_this_machine() -> None:
     fits = (Fit(1, 300), Fit(4), Fit(8, 400), Fit(1), Fit(1, 50))
-    entries = [replace(ENTRIES["pytorch-cifar"], name=f"entry {i}", short=fit) for i, fit in enumerate(fits)]
+    entries = [replace(ENTRIES["pytorch-cifar"], name=f"entry {i}", trial=fit) for i, fit in enumerate(fits)]
     rows = lengths(Played(Store(None, 0), {"off": 40.0}), entries)
     shorter = (Fit(1, 150), Fit(2), Fit(4, 400), Fit(1), Fit(1, 25))
     longer = (Fit(1, 900), Fit(12), Fit(24, 400), Fit(3), Fit(1, 150))
-    assert [(row["20 s"], row["120 s"]) for row in rows] == [
+    assert [(row["short"], row["long"]) for row in rows] == [
         (str(a), str(b)) for a, b in zip(shorter, longer, strict=True)
     ]

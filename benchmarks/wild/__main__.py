@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     kinds.add_argument("--long", action="store_const", const="long", dest="kind", help="2 min, three pairs")
     kinds.add_argument("--sweep", action="store_const", const="sweep", dest="kind", help="search the best numbers")
     kinds.add_argument("--advice", action="store_const", const="advice", dest="kind", help="paste what advise says")
-    kinds.add_argument("--lengths", action="store_const", const="lengths", dest="kind", help="how long fits should be")
+    kinds.add_argument("--lengths", action="store_const", const="lengths", dest="kind", help="how long fits are here")
     kinds.add_argument("--list", action="store_const", const="list", dest="kind", help="list the pipelines")
     parser.add_argument("--repeats", type=int, help="pairs of each")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "intune-wild", help="the data")

@@ -50,7 +50,7 @@ class Entry:
         numbers: the authors' numbers; `AUTOTUNE` where they leave it to tf.data.
         rows: samples of the data.
         tiny: samples in the tests, enough for some batches.
-        short, long: fits of about 20 s and 2 min with the authors' numbers on 2 CPUs.
+        trial: a fit of 3 to 30 s on 2 CPUs; it says how long the measured ones are on the machine at hand.
         sweep: values to try per number, where other values keep samples and order.
         stages: stage in InTune's report -> its number; "" is none of the authors' own, ``+prefetch`` a prefetch at the
             end where they have none; the others are numbers of the same name.
@@ -71,8 +71,7 @@ class Entry:
     numbers: Numbers
     rows: int
     tiny: int
-    short: Fit
-    long: Fit
+    trial: Fit
     sweep: Mapping[str, Sequence[int]] = field(default_factory=dict)
     stages: Mapping[str, str] = field(default_factory=dict)
     read_ms: int = 0

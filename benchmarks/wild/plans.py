@@ -7,13 +7,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.wild.advice import pasted
-from benchmarks.wild.entry import Entry, Fit
-from benchmarks.wild.runs import Key, Store, Workplace
+from benchmarks.wild.entry import Entry
+from benchmarks.wild.runs import LENGTHS_S, TRIAL, Key, Store, Workplace
 from benchmarks.wild.table import losses, ratios, row, spread
 
 __all__ = ["advice", "lengths", "pairs", "sweep"]
 
-LENGTHS_S = (20.0, 120.0)
 AGAIN = 100
 """Repeats from here on are runs without InTune beside the pasted numbers: not those beside the tuned ones."""
 
@@ -36,27 +35,18 @@ def pairs(work: Workplace, entries: Sequence[Entry], length: str, repeats: int) 
 
 
 def lengths(work: Workplace, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Run each short fit once without InTune and return how long it and the long one should be on this machine.
+    """Try each pipeline once without InTune and return how long its fits are on this machine.
 
     Args:
         work: where.
         entries: which.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for entry in entries:
-        wall_s: float | None = work.run(entry, Key(entry.name, "short", "off")).get("wall_s")
-        row = {"pipeline": entry.name, "short": str(entry.short), "off_s": wall_s}
-        if wall_s:
-            row |= {f"{wanted_s:.0f} s": str(_scaled(entry.short, wanted_s / wall_s)) for wanted_s in LENGTHS_S}
-        rows.append(row)
+        wall_s = work.run(entry, Key(entry.name, TRIAL, "off")).get("wall_s")
+        row = {"pipeline": entry.name, TRIAL: str(entry.trial), "off_s": wall_s}
+        rows.append(row | {length: str(work.fit(entry, length)) for length in LENGTHS_S})
     return rows
-
-
-def _scaled(fit: Fit, by: float) -> Fit:
-    """Return a fit that is so many times as long: more epochs, or more steps where there is one of so many steps."""
-    if fit.steps is None or fit.epochs > 1:
-        return Fit(max(1, round(fit.epochs * by)), fit.steps)
-    return Fit(1, int(round(fit.steps * by, -1 if fit.steps * by > 100 else 0)))
 
 
 def sweep(work: Workplace, entries: Sequence[Entry], repeats: int) -> list[dict[str, Any]]:

@@ -18,11 +18,14 @@ from benchmarks.output import versions
 from benchmarks.wild.entry import Entry, Fit, Numbers
 from benchmarks.wild.slow import slow_reads
 
-__all__ = ["ROOT", "Key", "Store", "Workplace"]
+__all__ = ["LENGTHS_S", "ROOT", "TRIAL", "Key", "Store", "Workplace"]
 
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 1800.0
 QUICK = Fit(1, 30)
+TRIAL = "trial"
+LENGTHS_S = {"short": 20.0, "long": 120.0}
+"""How long a fit without InTune takes on the machine at hand, about."""
 RESULT = '{"'
 """How the last line of a child begins."""
 
@@ -33,7 +36,7 @@ class Key:
 
     Args:
         name: of the entry.
-        length: ``short`` or ``long``.
+        length: ``short``, ``long`` or ``trial``.
         mode: of InTune; ``off`` is without it.
         repeat: 0, 1, ...
         numbers: in place of the authors', as sorted JSON; empty for the authors' own.
@@ -123,7 +126,7 @@ class Workplace:
         if known is not None and "error" not in known:
             return known
         rows = entry.tiny if self.quick else entry.rows
-        fit = QUICK if self.quick else entry.short if key.length == "short" else entry.long
+        fit = self.fit(entry, key.length)
         begin = time.time()
         made = self._child(entry, "make", ["--rows", str(rows)])
         if "error" in made:
@@ -140,6 +143,18 @@ class Workplace:
             f"{entry.name}  {key.length} {key.mode} {key.repeat} {key.numbers}  {told}".replace("   ", "  "), flush=True
         )
         return row
+
+    def fit(self, entry: Entry, length: str) -> Fit:
+        """Return the fit of this length on this machine, which takes a trial the first time.
+
+        Args:
+            entry: what to train.
+            length: ``short``, ``long`` or ``trial``.
+        """
+        if self.quick or length == TRIAL:
+            return QUICK if self.quick else entry.trial
+        wall_s = self.run(entry, Key(entry.name, TRIAL, "off")).get("wall_s")
+        return _scaled(entry.trial, LENGTHS_S[length] / wall_s) if wall_s else entry.trial
 
     def _child(
         self, entry: Entry, mode: str, given: list[str], environment: Mapping[str, str] | None = None
@@ -167,6 +182,13 @@ class Workplace:
             return {"error": f"exit status {child.returncode}: {errors.rstrip()[-2000:]}"}
         said = [line for line in errors.splitlines() if "InTune" in line]
         return {**json.loads(lines[-1]), "card": "\n".join(lines[:-1]), **({"said": said} if said else {})}
+
+
+def _scaled(fit: Fit, by: float) -> Fit:
+    """Return a fit that is so many times as long: more epochs, or more steps where there is one of so many steps."""
+    if fit.steps is None or fit.epochs > 1:
+        return Fit(max(1, round(fit.epochs * by)), fit.steps)
+    return Fit(1, int(round(fit.steps * by, -1 if fit.steps * by > 100 else 0)))
 
 
 def _end(child: subprocess.Popen[str]) -> None:
