@@ -17,10 +17,22 @@ from dataclasses import dataclass
 
 from intune_callbacks.types import Clock, Resources
 
-__all__ = ["SHARES", "Usage", "VirtualMachine", "VirtualProbe", "irregular", "water_fill"]
+__all__ = ["SHAPES", "SHARES", "Usage", "VirtualMachine", "VirtualProbe", "irregular", "water_fill"]
 
 SHARES = {"disk": 0.14, "shuffle": 0.117, "udf": 0.423, "batch": 0.28, "prefetch": 0.04}
 """Share of one batch's CPU work per stage, from Fig. 3 of the InTune paper (RecSys 2023, arXiv 2308.08500)."""
+SHAPES = {
+    "criteo": SHARES,
+    "wide": {"disk": 0.12, "extract": 0.18, "udf": 0.44, "shuffle": 0.06, "batch": 0.17, "prefetch": 0.03},
+    "3 stages": {"disk": 0.304, "batch": 0.609, "prefetch": 0.087},
+    "4 stages": {"disk": 0.243, "shuffle": 0.203, "batch": 0.485, "prefetch": 0.069},
+    "6 stages": {"disk": 0.11, "shuffle": 0.09, "udf": 0.33, "cross": 0.22, "batch": 0.22, "prefetch": 0.03},
+    "7 stages": {
+        "disk": 0.10, "filter": 0.09, "shuffle": 0.08, "udf": 0.30, "cross": 0.20, "batch": 0.20, "prefetch": 0.03
+    },
+}  # fmt: skip
+"""Pipelines: each stage's share of the CPU work. `criteo` is measured (above), 3 and 4 stages are its parts. The others
+are ours: `wide` stands for dozens of sparse features that are looked up, 6 and 7 stages have another UDF."""
 
 MEMORY_LIMIT_BYTES = 256 << 30
 MEMORY_USED_BYTES = 8 << 30
@@ -89,6 +101,12 @@ class VirtualMachine:
         self._held_s = self._asked_s = 0.0
         self._calls = 0
         self._stage_s: dict[str, float] = {}
+        self.cost: dict[str, float] = {}
+        """How many times as much CPU a stage takes as it asks for."""
+        self.wait: dict[str, float] = {}
+        """How many times that a stage waits after it, without a CPU, as for storage."""
+        self.hidden = 0
+        """CPUs that a neighbour takes: the probe still shows them."""
 
     @property
     def cpus(self) -> int:
@@ -102,6 +120,7 @@ class VirtualMachine:
 
     def compute(self, stage: str, seconds: float) -> None:
         """Hold one virtual CPU for `seconds`, waiting first come, first served for one to be free."""
+        asked, seconds = seconds, seconds * self.cost.get(stage, 1.0)
         self._acquire()
         begin = time.perf_counter()
         time.sleep(seconds)
@@ -115,6 +134,8 @@ class VirtualMachine:
             self._calls += 1
             self._stage_s[stage] = self._stage_s.get(stage, 0.0) + seconds
             self._admit()
+        if wait := self.wait.get(stage):
+            time.sleep(wait * asked)
 
     def resize(self, cpus: int) -> None:
         """Change the number of virtual CPUs; calls that hold one finish first."""
@@ -176,7 +197,7 @@ class VirtualProbe:
     def read(self) -> Resources:
         """Return the machine's CPUs and memory now."""
         machine = self._machine
-        return Resources(float(machine.cpus), machine.memory_limit_bytes, machine.memory_used_bytes)
+        return Resources(float(machine.cpus + machine.hidden), machine.memory_limit_bytes, machine.memory_used_bytes)
 
 
 def irregular(seed: int, index: int, sigma: float) -> float:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.emulated import SHARES, VirtualMachine, irregular
+from benchmarks.emulated import SHAPES, VirtualMachine, irregular
 from intune_callbacks.measure.wait import StepTimer
 from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation, Pipeline
@@ -19,7 +19,6 @@ __all__ = [
     "Loop",
     "Measured",
     "decisions_to",
-    "even_start",
     "seconds_to",
 ]
 
@@ -34,11 +33,12 @@ class Case:
     """One pipeline on one machine.
 
     Args:
-        pipeline: ``torchdata`` or ``tfdata`` with the five stages of `SHARES`, or ``dataloader``.
+        pipeline: ``torchdata`` or ``tfdata`` with the stages of its shape, or ``dataloader``.
         cpus: virtual CPUs.
         work_s: CPU seconds of one batch of mean cost, all stages together.
         sigma: irregularity of the udf stage (of the whole item in the DataLoader), see `irregular`.
         seed: of the irregularity.
+        shape: of `SHAPES`: the stages and their shares of the work.
     """
 
     pipeline: str
@@ -46,6 +46,12 @@ class Case:
     work_s: float
     sigma: float
     seed: int
+    shape: str = "criteo"
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each stage's share of the work."""
+        return SHAPES[self.shape]
 
     @property
     def fluid_limit(self) -> float:
@@ -53,14 +59,14 @@ class Case:
         return self.cpus / self.work_s
 
     def stage_work_s(self, stage: str, batch: int) -> float:
-        """Return the CPU seconds that batch number `batch` takes in a stage of `SHARES`."""
+        """Return the CPU seconds that batch number `batch` takes in a stage."""
         factor = irregular(self.seed, batch, self.sigma) if stage == "udf" else 1.0
-        return self.work_s * SHARES[stage] * factor
+        return self.work_s * self.shares[stage] * factor
 
     def batch_work_s(self, batch: int) -> float:
         """Return the CPU seconds that batch number `batch` really takes."""
         if self.pipeline != "dataloader":
-            return sum(self.stage_work_s(stage, batch) for stage in SHARES)
+            return sum(self.stage_work_s(stage, batch) for stage in self.shares)
         items = range(batch * DATALOADER_BATCH, (batch + 1) * DATALOADER_BATCH)
         return self.work_s / DATALOADER_BATCH * sum(irregular(self.seed, item, self.sigma) for item in items)
 
@@ -94,12 +100,6 @@ class Measured:
     def throughput(self) -> float:
         """The smaller of both, so that neither filling nor draining buffers count as speed."""
         return min(self.delivered, self.computed)
-
-
-def even_start(case: Case) -> dict[str, int]:
-    """Return the workers each stage of `SHARES` starts with: the CPUs divided evenly."""
-    each, rest = divmod(case.cpus, len(SHARES))
-    return {stage: max(1, each + (i < rest)) for i, stage in enumerate(SHARES)}
 
 
 class Loop:

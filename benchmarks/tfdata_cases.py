@@ -1,72 +1,31 @@
 """The tf.data pipelines of the live benchmarks on an emulated machine, and the ways to run them.
 
-Five parallel maps with the shares of the InTune paper. Every system is given the same source, the same functions and
+Parallel maps with the shares of a `Case`. Every system is given the same source, the same functions and
 the same machine; TensorFlow is told the machine's size where it can be told.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
 
-from benchmarks.emulated import SHARES, VirtualMachine
-from benchmarks.live_loop import ENDLESS, Case, Loop, even_start
-from intune_callbacks.config import TunerConfig
+from benchmarks.emulated import VirtualMachine
+from benchmarks.live_loop import ENDLESS, Case, Loop
+from benchmarks.systems import System, all_cpus, even_start, linear_program, one_each, tuner_for
 from intune_callbacks.pipelines.base import LiveLoader
 from intune_callbacks.pipelines.find import find
-from intune_callbacks.session.tuner import Tuner
 from intune_callbacks.types import Allocation, PipelineStats, Stage
 
-__all__ = ["SYSTEMS", "Charged", "LiveData", "System"]
+__all__ = ["SYSTEMS", "Charged", "LiveData"]
 
 AUTOTUNE = tf.data.AUTOTUNE
 PREFETCH = 2
-Split = Callable[[Case], Mapping[str, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class System:
-    """One way to decide how parallel each stage is.
-
-    Args:
-        name: in the rows.
-        ordered: elements leave in the order of the data.
-        split: static parallelism by stage; None leaves it to AUTOTUNE.
-        policy: of our tuner, which starts from `split`; None runs without it.
-        algorithm: of AUTOTUNE, by its name in ``tf.data.experimental.AutotuneAlgorithm``.
-        relaunched: built anew after each change of the machine, so that TensorFlow hears of it.
-    """
-
-    name: str
-    ordered: bool = True
-    split: Split | None = None
-    policy: str | None = None
-    algorithm: str = "DEFAULT"
-    relaunched: bool = False
-
-
-def linear_program(case: Case) -> dict[str, int]:
-    """Return Plumber's parallelism: the linear program's shares rounded up (Kuchnik et al., MLSys 2022, section 4.2).
-
-    Without sequential stages its solution is in closed form: CPUs in proportion to the cost.
-    """
-    return {
-        stage: max(1, math.ceil(case.cpus * share / sum(SHARES.values()) - 1e-9)) for stage, share in SHARES.items()
-    }
-
-
-def all_cpus(case: Case) -> dict[str, int]:
-    """Return as many workers as there are CPUs, in every stage."""
-    return dict.fromkeys(SHARES, case.cpus)
-
-
 SYSTEMS = {
     system.name: system
     for system in (
@@ -80,6 +39,11 @@ SYSTEMS = {
         System("Plumber LP", split=linear_program),
         System("even split", split=even_start),
         System("N in every stage", split=all_cpus),
+        System("Unoptimized", split=one_each),
+        System("Plumber LP relaunched", split=linear_program, relaunched=True),
+        System("even split relaunched", split=even_start, relaunched=True),
+        System("N in every stage relaunched", split=all_cpus, relaunched=True),
+        System("hill climb", split=even_start, policy="hill-climb"),
     )
 }
 
@@ -88,7 +52,7 @@ class Charged:
     """A live pipeline whose CPU seconds are those of the emulated machine: a sleeping worker takes none of the host's.
 
     Args:
-        inner: the pipeline; its worker stages are called as those of `SHARES`.
+        inner: the pipeline; its worker stages are called as those of the case.
         machine: the emulated machine.
     """
 
@@ -130,10 +94,7 @@ class LiveData(Loop):
             pipeline = Charged(found.pipeline, self.machine)
             dataset = found.pipeline.dataset  # type: ignore[attr-defined]
         super().__init__(case, self.machine, pipeline, _numbers(dataset))
-        self.tuner: Tuner | None = None
-        if pipeline is not None and system.policy is not None:
-            config = TunerConfig(policy=system.policy)
-            self.tuner = Tuner(pipeline, config, probe=self.machine.probe(), clock=self.machine.clock)
+        self.tuner = None if pipeline is None else tuner_for(system, pipeline, self.machine)
 
     def change_cpus(self, cpus: int) -> None:
         """Resize the machine; a system that is relaunched begins anew with the next batch of the data."""
@@ -157,8 +118,8 @@ class LiveData(Loop):
 
     def _dataset(self, first: int, cpus: int) -> tf.data.Dataset:
         system, dataset = self.system, tf.data.Dataset.range(first, ENDLESS)
-        split = None if system.split is None else system.split(self.case)
-        for stage in SHARES:
+        split = None if system.split is None else system.split(replace(self.case, cpus=cpus))
+        for stage in self.case.shares:
             calls = AUTOTUNE if split is None else split[stage]
             dataset = dataset.map(self._stage(stage), num_parallel_calls=calls, deterministic=system.ordered)
         dataset = dataset.prefetch(AUTOTUNE if split is None else PREFETCH)

@@ -12,7 +12,8 @@ import psutil
 import tensorflow as tf
 
 from benchmarks.emulated import SHARES, VirtualMachine
-from benchmarks.live_loop import ENDLESS, Case, Loop, even_start
+from benchmarks.live_loop import ENDLESS, Case, Loop
+from benchmarks.systems import even_start
 from benchmarks.tfdata_cases import AUTOTUNE, PREFETCH, Charged
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.measure.resources import MachineProbe

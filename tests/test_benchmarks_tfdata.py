@@ -9,7 +9,8 @@ pytest.importorskip("tensorflow")
 
 from benchmarks.emulated import SHARES
 from benchmarks.live_loop import Case
-from benchmarks.tfdata_cases import SYSTEMS, LiveData, linear_program
+from benchmarks.systems import linear_program
+from benchmarks.tfdata_cases import SYSTEMS, LiveData
 from intune_callbacks.pipelines.tf import build as tf_build
 
 needs_compiler = pytest.mark.skipif(not tf_build.available(), reason="the operations cannot be compiled here")
