@@ -133,7 +133,8 @@ def mean(run: dict[str, Any], begin_s: float = 0.0, end_s: float = float("inf"),
         begin_s, end_s: the stretch.
         of: one of its series, or ``fraction`` of the limit.
     """
-    spans = np.diff(run["at_s"], prepend=0.0) * [begin_s < at_s <= end_s for at_s in run["at_s"]]
+    edges = np.clip([0.0, *run["at_s"]], begin_s, end_s)
+    spans = np.diff(edges)
     if of == "fraction":
         # Buffers that fill or drain even out over the stretch.
         return float(spans @ run["batches_per_s"] / (spans @ run["limit"]))
