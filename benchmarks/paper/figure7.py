@@ -16,7 +16,7 @@ __all__ = ["TITLE", "draw", "rows", "tasks"]
 TITLE = "Figure 7: throughput while the machine grows and shrinks, as multiples of Unoptimized"
 CPUS = (32, 64, 128, 64, 32)
 WORK_S, SIGMA = 1.0, 0.8
-SETTLE_S, PHASE_S = 60.0, 60.0
+SETTLE_S, PHASE_S = 40.0, 40.0
 MODEL_CPUS = 96
 """The model of `model` takes what so many CPUs could give at best."""
 SHAPES = ("criteo", "wide")
