@@ -62,8 +62,8 @@ SHAPES = {
     "3D-UNet": Shape("npz", 1050, 1, 2_290_000, 1_070_000, 7, 0.100, 0.040),
     # batch 24, JPEG of about 315 kB; here 1/8 of the bytes.
     "RetinaNet": Shape("jpeg", 3600, 1, 40_000, 0, 24, 0.100, 0.012),
-    # DLIO's dlrm.yaml: one file, records of 671 MB that are batches, .064 s; here 1/320 of the bytes.
-    "DLRM": Shape("indexed_binary", 1, 750, 2_097_152, 0, 1, 0.020, 0.060),
+    # DLIO's dlrm.yaml: one file, records of 671 MB that are batches, .064 s; here 1/640 of the bytes.
+    "DLRM": Shape("indexed_binary", 1, 750, 1_048_576, 0, 1, 0.020, 0.060),
 }
 
 
@@ -110,6 +110,7 @@ def _judged(shape: Shape, loader: str, threads: int, seed: int) -> Run:
         "dataset.data_folder": folder / "data",
         "dataset.format": shape.format,
         "dataset.num_files_train": shape.files,
+        "dataset.num_files_eval": 0,
         "dataset.num_samples_per_file": shape.samples,
         "dataset.record_length": shape.record_bytes,
         "dataset.record_length_stdev": shape.stdev_bytes,
