@@ -18,6 +18,9 @@ from benchmarks.paper.runs import Options, Task, make
 from benchmarks.paper.summary import grouped, spread
 from benchmarks.paper.trace import Event, mean, trace
 from benchmarks.paper.wrapped import COST
+from benchmarks.wild.table import markdown
+
+EVALUATION = Path(__file__).parents[1] / "docs" / "evaluation"
 
 SERIES = {"at_s": [1.0, 2.0, 4.0], "batches_per_s": [2.0, 4.0, 8.0], "limit": [4.0, 8.0, 8.0]}
 RUN = SERIES | {"utilisation": [0.5, 0.5, 1.0], "cpus": [4, 8, 8]}
@@ -205,3 +208,14 @@ def test_the_judge_takes_the_readers_shape() -> None:
         shape, loader, _, seed = task.args
         assert (shape.files, shape.compute_s, loader, seed) == (3, 0.5, "tensorflow", 7)
         assert task.key["files"] == 3 and task.alone
+
+
+@pytest.mark.parametrize("path", sorted(EVALUATION.glob("*.json")), ids=lambda path: path.stem)
+def test_the_page_shows_what_was_measured(path: Path) -> None:
+    measured = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    table = markdown(FIGURES[path.stem].rows(measured))
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == table
+    assert path.with_suffix(".png").read_bytes()[1:4] == b"PNG"
+    page = (EVALUATION.parent / "evaluation.md").read_text(encoding="utf-8")
+    assert table in page, f"docs/evaluation.md has to hold the table of {path.with_suffix('.md').name}"
+    assert f"(evaluation/{path.stem}.png)" in page

@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[2]
 LONGEST_S = 1800.0
 QUICK = Fit(1, 30)
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": 1 << 33, "MALLOC_MMAP_THRESHOLD_": 1 << 25, "MALLOC_TOP_PAD_": 1 << 28}
-"""Memory that was freed is kept. By itself glibc gives it back and asks for it anew in each step, or not, as it happens:
-eight fits of `hf-masked-lm` took 7.1 to 10.1 s, with .6 to 3.2 million page faults, with InTune and without. 32 MiB is
-the largest threshold it takes: https://man7.org/linux/man-pages/man3/mallopt.3.html."""
+"""Memory that was freed is kept. By itself glibc gives it back and asks for it anew in each step, or not: eight fits of
+`hf-masked-lm` took 7.1 to 10.1 s and .6 to 3.2 million page faults, with InTune and without. 32 MiB is the largest
+threshold there is: https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 TRIAL = "trial"
 LENGTHS_S = {"short": 20.0, "long": 120.0}
 """How long a fit without InTune takes on the machine at hand, about."""
