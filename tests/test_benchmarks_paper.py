@@ -23,7 +23,7 @@ from benchmarks.wild.table import markdown
 EVALUATION = Path(__file__).parents[1] / "docs" / "evaluation"
 
 SERIES = {"at_s": [1.0, 2.0, 4.0], "batches_per_s": [2.0, 4.0, 8.0], "limit": [4.0, 8.0, 8.0]}
-RUN = SERIES | {"utilisation": [0.5, 0.5, 1.0], "cpus": [4, 8, 8]}
+RUN = SERIES | {"computed_per_s": SERIES["batches_per_s"], "utilisation": [0.5, 0.5, 1.0], "cpus": [4, 8, 8]}
 REACHED = {"seconds_to": {"90": 4.0, "95": 6.0, "99": None}, "decisions_to": {"90": 1, "95": 2, "99": None}}
 
 
@@ -84,6 +84,8 @@ def test_a_system_is_traced_through_a_change_of_the_machine(system: str) -> None
 def test_a_mean_weighs_seconds() -> None:
     assert mean(RUN, of="batches_per_s") == pytest.approx((2 + 4 + 2 * 8) / 4)
     assert mean(RUN) == pytest.approx((2 + 4 + 16) / (4 + 8 + 16))
+    assert mean(RUN | {"computed_per_s": [4.0, 4.0, 6.0]}) == pytest.approx((4 + 4 + 12) / (4 + 8 + 16))
+    assert mean(RUN | {"computed_per_s": [9.0, 9.0, 9.0]}, of="rate") == mean(RUN, of="batches_per_s")
     assert mean(RUN, 1.0, 2.0, of="utilisation") == 0.5
     assert mean(RUN, 1.5, 3.0, of="batches_per_s") == pytest.approx((0.5 * 4 + 8) / 1.5)
 
@@ -143,7 +145,7 @@ def test_without_matplotlib_a_line_says_how_to_get_it(
 def _made_up(name: str) -> list[dict[str, Any]]:
     """Return runs as the tasks of a figure would give them."""
     played = {
-        figure7: RUN, figure8: RUN, drift: RUN | {"phase_s": 1.3}, convergence: REACHED,
+        figure7: RUN | {"phase_s": 2.0}, figure8: RUN, drift: RUN | {"phase_s": 1.3}, convergence: REACHED,
         memory: {"killed": False, "cgroup": True, "fraction_of_allowed": 0.5, "peak_gb": 1.0},
         cores: {"batches_per_s": 2.0},
         judge: {"au": [50.0, 90.0], "samples_per_s": [5.0, 9.0]},
@@ -173,7 +175,7 @@ def test_every_figure_has_rows_and_a_picture(name: str, tmp_path: Path) -> None:
 
 
 def test_what_the_tables_say() -> None:
-    run = {"framework": "torch", "pipeline": "criteo", "seed": 1}
+    run = {"framework": "torch", "pipeline": "criteo", "seed": 1, "phase_s": 2.0}
     slow = RUN | {"batches_per_s": [1.0, 2.0, 4.0]}
     rows = figure7.rows([run | {"system": "Unoptimized"} | slow, run | {"system": "InTune (dqn)"} | RUN])
     assert [row["x Unoptimized"] for row in rows] == ["1", "2"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from benchmarks.live_loop import Case
 from benchmarks.paper.runs import Options, Run, Task
@@ -53,7 +56,7 @@ def tasks(options: Options) -> list[Task]:
     events = [Event(number * phase_s, "cpus", count) for number, count in enumerate(cpus) if number]
     return [
         Task(
-            {"framework": framework, "pipeline": shape, "system": system, "seed": seed},
+            {"framework": framework, "pipeline": shape, "system": system, "seed": seed, "phase_s": phase_s},
             trace,
             (
                 framework,
@@ -73,23 +76,29 @@ def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return one row per system: mean over the seeds, smallest and largest of them."""
     found = []
     slowest = {
-        (run["framework"], run["pipeline"], run["seed"]): mean(run, of="batches_per_s")
+        (run["framework"], run["pipeline"], run["seed"]): mean(run, of="rate")
         for run in runs
         if run["system"] == "Unoptimized"
     }
     order = {system: place for place, system in enumerate(SYSTEMS["tf.data"])}
     ordered = sorted(runs, key=lambda run: (run["framework"], run["pipeline"], order[run["system"]]))
     for key, group in grouped(ordered, "framework", "pipeline", "system").items():
-        times = [mean(r, of="batches_per_s") / slowest[r["framework"], r["pipeline"], r["seed"]] for r in group]
+        times = [mean(r, of="rate") / slowest[r["framework"], r["pipeline"], r["seed"]] for r in group]
         found.append(
             key
             | spread("x Unoptimized", times)
-            | spread("of the limit", [mean(run) for run in group])
+            | spread("of the limit", [_phases(run) for run in group])
             | spread("CPUs busy", [mean(run, of="utilisation") for run in group])
             | spread("model busy", [_model_busy(run) for run in group])
             | {"seeds": len(group)}
         )
     return found
+
+
+def _phases(run: Run) -> float:
+    """Return the mean over the phases, of which each counts the same."""
+    begins = np.arange(0.0, run["at_s"][-1] - run["phase_s"] / 2, run["phase_s"])
+    return fmean(mean(run, begin_s, begin_s + run["phase_s"]) for begin_s in begins)
 
 
 def _model_busy(run: Run) -> float:
@@ -103,7 +112,7 @@ def draw(runs: Sequence[Run], figure: Any) -> None:
     figure.set_size_inches(13, 3.5 * len(fields))
     axes = figure.subplots(len(fields), 2, squeeze=False)
     for (speed, busy), group in zip(axes, fields, strict=True):
-        unit = [mean(run, of="batches_per_s") for run in group if run["system"] == "Unoptimized"]
+        unit = [mean(run, of="rate") for run in group if run["system"] == "Unoptimized"]
         speed.set_title(f"{group[0]['framework']}, {group[0]['pipeline']}: throughput / Unoptimized", fontsize=10)
         busy.set_title("CPUs busy", fontsize=10)
         for key, same in grouped(group, "system").items():

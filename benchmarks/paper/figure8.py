@@ -55,9 +55,7 @@ def _points(quick: bool, seed: int) -> dict[str, dict[int, Case]]:
 def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return one row for each point and system."""
     base = {
-        (run["study"], run["point"], run["seed"]): mean(run, of="batches_per_s")
-        for run in runs
-        if run["system"] == "AUTOTUNE"
+        (run["study"], run["point"], run["seed"]): mean(run, of="rate") for run in runs if run["system"] == "AUTOTUNE"
     }
     return [
         key
@@ -69,7 +67,7 @@ def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _times(runs: Sequence[Run], base: dict[tuple[str, int, int], float]) -> list[float]:
-    return [mean(run, of="batches_per_s") / base[run["study"], run["point"], run["seed"]] for run in runs]
+    return [mean(run, of="rate") / base[run["study"], run["point"], run["seed"]] for run in runs]
 
 
 def draw(runs: Sequence[Run], figure: Any) -> None:

@@ -90,7 +90,7 @@ def make(name: str, figure: Figure, options: Options, folder: Path) -> list[dict
     wanted = [task for task in tasks if not any(task.key.items() <= run.items() for run in runs)]
     for run in _done(wanted, options.jobs):
         runs.append(run)
-        print(f"{name}: {', '.join(str(value) for value in list(run.values())[:6])}", flush=True)
+        print(f"{name}: {', '.join(str(value) for value in run.values() if isinstance(value, str | int))}", flush=True)
         _write(path, name, runs)
     rows = figure.rows(runs)
     print(f"\n{figure.TITLE}\n{table(rows)}\n", flush=True)

@@ -76,12 +76,14 @@ def trace(
         events: what happens to the machine; 0 s is the first second that counts.
 
     Returns:
-        ``at_s``; ``batches_per_s``, of mean work; ``limit``, what every CPU that is there could do if it were busy all
-        the time; ``utilisation`` of the CPUs; ``cpus``; ``seconds_to`` and ``decisions_to`` 90, 95 and 99 % of the
-        limit from the very start, None if never; ``changes`` and ``frozen`` of the tuner.
+        ``at_s``; ``batches_per_s`` delivered, of mean work, and ``computed_per_s``, what the stages did; ``limit``, what
+        every CPU that is there could do if it were busy all the time; ``utilisation`` of the CPUs; ``cpus``;
+        ``seconds_to`` and ``decisions_to`` 90, 95 and 99 % of the limit from the very start, None if never; ``changes``
+        and ``frozen`` of the tuner.
     """
     live, waiting = build(framework, name, case), sorted(events, key=lambda event: event.at_s)
-    series: dict[str, list[float]] = {key: [] for key in ("at_s", "batches_per_s", "limit", "utilisation", "cpus")}
+    names = ("at_s", "batches_per_s", "computed_per_s", "limit", "utilisation", "cpus")
+    series: dict[str, list[float]] = {name: [] for name in names}
     try:
         live.train(settle_s, live.tuner)
         begin_s = time.perf_counter()
@@ -102,6 +104,7 @@ def _second(live: Loop, series: dict[str, list[float]], begin_s: float) -> None:
     delivered = sum(delivery.work_s for delivery in live.deliveries[first:]) / case.work_s
     series["at_s"].append(round(time.perf_counter() - begin_s, 2))
     series["batches_per_s"].append(round(delivered / used.at_s, 3))
+    series["computed_per_s"].append(round(used.asked_s / work_s / used.at_s, 3))
     series["limit"].append(round(machine.cpus / work_s, 3))
     series["utilisation"].append(round(used.utilisation, 3))
     series["cpus"].append(machine.cpus)
@@ -131,11 +134,12 @@ def mean(run: dict[str, Any], begin_s: float = 0.0, end_s: float = float("inf"),
     Args:
         run: what `trace` returned.
         begin_s, end_s: the stretch.
-        of: one of its series, or ``fraction`` of the limit.
+        of: one of its series; ``rate`` is the smaller of what was delivered and computed, so that neither filling nor
+            draining buffers count as speed; ``fraction`` is that of the limit.
     """
     edges = np.clip([0.0, *run["at_s"]], begin_s, end_s)
     spans = np.diff(edges)
-    if of == "fraction":
-        # Buffers that fill or drain even out over the stretch.
-        return float(spans @ run["batches_per_s"] / (spans @ run["limit"]))
-    return float(spans @ run[of] / spans.sum())
+    if of not in ("rate", "fraction"):
+        return float(spans @ run[of] / spans.sum())
+    done = min(spans @ run["batches_per_s"], spans @ run["computed_per_s"])
+    return float(done / (spans @ run["limit"] if of == "fraction" else spans.sum()))
