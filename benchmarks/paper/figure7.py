@@ -122,4 +122,4 @@ def draw(runs: Sequence[Run], figure: Any) -> None:
         busy.set_ylim(0, 1.05)
         for field in (speed, busy):
             field.set_xlabel("seconds")
-        speed.legend(fontsize=6, ncols=2)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)

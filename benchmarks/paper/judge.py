@@ -156,7 +156,7 @@ def _dlio(given: dict[str, Any], out: Path) -> None:
     told = [f"++workload.{name}={value}" for name, value in {**given, "output.folder": out}.items()]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.paper.judge_loaders", "workload=default", f"hydra.run.dir={out}", *told],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "INTUNE_JUDGE_REPORT": str(out / "intune")},
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "JUDGE_REPORT": str(out / "intune")},
         capture_output=True, text=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
     if done.returncode:

@@ -29,7 +29,7 @@ class InTuneTorchDataLoader(TorchDataLoader):  # type: ignore[misc]
         """Make the DataLoader as DLIO does."""
         super().read()
         if self.dataset_type is DatasetType.TRAIN:
-            self._dataset = live(self._dataset, run_dir=os.environ["INTUNE_JUDGE_REPORT"])
+            self._dataset = live(self._dataset, run_dir=os.environ["JUDGE_REPORT"])
 
 
 class InTuneTFDataLoader(TFDataLoader):  # type: ignore[misc]
@@ -39,7 +39,7 @@ class InTuneTFDataLoader(TFDataLoader):  # type: ignore[misc]
         """Make the dataset as DLIO does."""
         super().read()
         if self.dataset_type is DatasetType.TRAIN:
-            self._dataset = live(self._dataset, run_dir=os.environ["INTUNE_JUDGE_REPORT"])
+            self._dataset = live(self._dataset, run_dir=os.environ["JUDGE_REPORT"])
 
 
 if __name__ == "__main__":

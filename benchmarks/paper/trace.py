@@ -76,7 +76,7 @@ def trace(
         events: what happens to the machine; 0 s is the first second that counts.
 
     Returns:
-        ``at_s``; ``batches_per_s`` delivered, of mean work, and ``computed_per_s``, what the stages did; ``limit``, what
+        ``at_s``; ``batches_per_s`` delivered, of mean work; ``computed_per_s``, what the stages did; ``limit``, what
         every CPU that is there could do if it were busy all the time; ``utilisation`` of the CPUs; ``cpus``;
         ``seconds_to`` and ``decisions_to`` 90, 95 and 99 % of the limit from the very start, None if never; ``changes``
         and ``frozen`` of the tuner.
