@@ -72,8 +72,7 @@ class Live(Loop):
 
     def __init__(self, case: Case, tuned: bool = True) -> None:
         self.case, self.machine = case, VirtualMachine(case.cpus)
-        is_nodes = case.pipeline == "torchdata"
-        loader: Any = nodes(case, self.machine, even_start(case)) if is_nodes else self._dataloader()
+        loader: Any = self._torchdata() if case.pipeline == "torchdata" else self._dataloader()
         iterator, pipeline = adopted(case, self.machine, loader) if tuned else (iter(loader), None)
         super().__init__(case, self.machine, pipeline, iterator)
 
@@ -86,6 +85,9 @@ class Live(Loop):
             return live.pipeline.stages()
         finally:
             live.close()
+
+    def _torchdata(self) -> Loader[int]:
+        return nodes(self.case, self.machine, even_start(self.case))
 
     def _dataloader(self) -> DataLoader[int]:
         return DataLoader(Items(self.case, self.machine), batch_size=DATALOADER_BATCH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.emulated import SHAPES, VirtualMachine, irregular
 from intune_callbacks.measure.wait import StepTimer
@@ -46,7 +46,7 @@ class Case:
     work_s: float
     sigma: float
     seed: int
-    shape: str = "criteo"
+    shape: str = field(default="criteo", kw_only=True)
 
     @property
     def shares(self) -> dict[str, float]:

@@ -30,7 +30,7 @@ REACHED = {"seconds_to": {"90": 4.0, "95": 6.0, "99": None}, "decisions_to": {"9
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_stages_of_a_pipeline_share_its_whole_work(shape: str) -> None:
     assert sum(SHAPES[shape].values()) == pytest.approx(1.0)
-    case = Case("torchdata", 4, 2.0, 0.0, 0, shape)
+    case = Case("torchdata", 4, 2.0, 0.0, 0, shape=shape)
     assert case.batch_work_s(0) == pytest.approx(2.0)
 
 

@@ -61,7 +61,7 @@ def tasks(options: Options) -> list[Task]:
             (
                 framework,
                 system,
-                Case(framework, cpus[0], work_s, SIGMA, seed, shape),
+                Case(framework, cpus[0], work_s, SIGMA, seed, shape=shape),
                 settle_s,
                 len(cpus) * phase_s,
                 events,

@@ -38,10 +38,10 @@ def tasks(options: Options) -> list[Task]:
 
 def _points(quick: bool, seed: int) -> dict[str, dict[int, Case]]:
     if quick:
-        few = {stages: Case("tfdata", 4, 0.2, SIGMA, seed, SHAPES[stages]) for stages in (3, 7)}
+        few = {stages: Case("tfdata", 4, 0.2, SIGMA, seed, shape=SHAPES[stages]) for stages in (3, 7)}
         return {"stages": few, "CPUs": {cpus: Case("tfdata", cpus, 0.2, SIGMA, seed) for cpus in (4, 8)}}
     return {
-        "stages": {stages: Case("tfdata", 128, 2.0, SIGMA, seed, shape) for stages, shape in SHAPES.items()},
+        "stages": {stages: Case("tfdata", 128, 2.0, SIGMA, seed, shape=shape) for stages, shape in SHAPES.items()},
         # As in live_tfdata: 64 batches a second at most.
         "CPUs": {n: Case("tfdata", n, max(0.5, n / 64), SIGMA, seed) for n in (8, 16, 32, 64, 128)},
         # The noise of single rows evens out in a larger batch.
