@@ -23,30 +23,20 @@ SETTLE_S, PHASE_S = 40.0, 40.0
 MODEL_CPUS = 96
 """The model of `model` takes what so many CPUs could give at best."""
 SHAPES = ("criteo", "wide")
-SYSTEMS = {
-    "tf.data": (
-        "Unoptimized",
-        "AUTOTUNE",
-        "AUTOTUNE unordered",
-        "AUTOTUNE relaunched",
-        "AUTOTUNE relaunched unordered",
-        "Plumber LP relaunched",
-        "even split relaunched",
-        "N in every stage relaunched",
-        "hill climb",
-        "InTune (model-jump)",
-        "InTune (dqn)",
-    ),
-    "torch": (
-        "Unoptimized",
-        "Plumber LP relaunched",
-        "even split relaunched",
-        "N in every stage relaunched",
-        "hill climb",
-        "InTune (model-jump)",
-        "InTune (dqn)",
-    ),
-}
+TF_SYSTEMS = (
+    "Unoptimized",
+    "AUTOTUNE",
+    "AUTOTUNE unordered",
+    "AUTOTUNE relaunched",
+    "AUTOTUNE relaunched unordered",
+    "Plumber LP relaunched",
+    "even split relaunched",
+    "N in every stage relaunched",
+    "hill climb",
+    "InTune (model-jump)",
+    "InTune (dqn)",
+)
+SYSTEMS = {"tf.data": TF_SYSTEMS, "torch": tuple(name for name in TF_SYSTEMS if "AUTOTUNE" not in name)}
 
 
 def tasks(options: Options) -> list[Task]:
@@ -80,7 +70,7 @@ def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for run in runs
         if run["system"] == "Unoptimized"
     }
-    order = {system: place for place, system in enumerate(SYSTEMS["tf.data"])}
+    order = {system: place for place, system in enumerate(TF_SYSTEMS)}
     ordered = sorted(runs, key=lambda run: (run["framework"], run["pipeline"], order[run["system"]]))
     for key, group in grouped(ordered, "framework", "pipeline", "system").items():
         times = [mean(r, of="rate") / slowest[r["framework"], r["pipeline"], r["seed"]] for r in group]
@@ -116,7 +106,7 @@ def draw(runs: Sequence[Run], figure: Any) -> None:
         speed.set_title(f"{group[0]['framework']}, {group[0]['pipeline']}: throughput / Unoptimized", fontsize=10)
         busy.set_title("CPUs busy", fontsize=10)
         for key, same in grouped(group, "system").items():
-            colour = COLOURS[list(SYSTEMS["tf.data"]).index(key["system"])]
+            colour = COLOURS[TF_SYSTEMS.index(key["system"])]
             lines(speed, same, "batches_per_s", key["system"], colour, 1.0 / (sum(unit) / len(unit)))
             lines(busy, same, "utilisation", key["system"], colour)
         busy.set_ylim(0, 1.05)

@@ -87,10 +87,14 @@ def tasks(options: Options) -> list[Task]:
     for seed in options.seeds:
         for name in given.get("shapes") or (("3D-UNet",) if options.quick else SHAPES):
             shape = replace(SHAPES[name], **changed)
+            if shape.epochs < 2:
+                raise SystemExit(f"--epochs {shape.epochs}: expected 2 or more, for the second one is compared")
+            # Another shape by name, too: its runs stand in the same file.
+            told = ", ".join([name, *(f"{part} {value}" for part, value in changed.items())])
             for loader in given.get("loaders") or (("pytorch",) if options.quick else ("pytorch", "tensorflow")):
                 for threads in (*((1, 4) if options.quick else THREADS), 0):
                     system = f"stock, {threads}" if threads else OURS
-                    key = {"shape": name, **changed, "loader": loader, "system": system, "seed": seed}
+                    key = {"shape": told, "loader": loader, "system": system, "seed": seed}
                     found.append(Task(key, _judged, (shape, loader, threads, seed), alone=True))
     return found
 
