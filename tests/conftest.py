@@ -165,3 +165,11 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     for file in saved.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[None]:
+    """An agent service of these tests may stand for a while: other tests have the CPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("intune_callbacks.service.client.LONGEST_S", 30.0)
+        yield

@@ -23,12 +23,15 @@ from intune_callbacks import live
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.decide.policies import make_policy
 from intune_callbacks.errors import ConfigError
-from intune_callbacks.service.client import Agent, Unanswered
+from intune_callbacks.service import client
+from intune_callbacks.service.client import LONGEST_S, Agent, Unanswered
 from intune_callbacks.service.jobs import Found
 from intune_callbacks.service.wire import Malformed, proposal
 from intune_callbacks.session.found import found_by, send_found
 from intune_callbacks.session.warm_start import WarmStart
 from intune_callbacks.types import Clock
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,8 @@ def test_decisions_are_those_the_same_policy_makes_here(local: list[object]) -> 
 
 def test_the_word_of_the_service_counts(local: list[object]) -> None:
     with serving(jobs=jobs("even")) as service:
-        assert train(remote(service.address)) == train(make_policy("even")) != local
+        policy = remote(service.address)
+        assert train(policy) == train(make_policy("even")) != local, policy.failures
 
 
 @pytest.mark.filterwarnings("ignore:the agent service .* gave no answer:RuntimeWarning")
@@ -91,6 +95,13 @@ def test_a_question_whose_answer_was_lost_is_answered_again_and_told_once(local:
         assert policy.answered == policy.asked - 3
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits as long as outside of these tests."""
+    monkeypatch.setattr(client, "LONGEST_S", LONGEST_S)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_silent_service_costs_a_bounded_part_of_the_training(local: list[object]) -> None:
     with answering(lambda question: None) as address:
         policy, begin_s = remote(address, Clock()), time.monotonic()
@@ -101,6 +112,7 @@ def test_a_silent_service_costs_a_bounded_part_of_the_training(local: list[objec
     assert "asked seldom" in policy.hints[0].what
 
 
+@pytest.mark.usefixtures("impatient")
 def test_who_ends_by_the_limit_of_the_connection_hears_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(connection: http.client.HTTPConnection) -> None:
         raise TimeoutError("timed out")
@@ -179,7 +191,6 @@ def test_fifty_trainings_at_once(local: list[object]) -> None:
     with serving() as service, ThreadPoolExecutor(50) as pool:
         policies = [remote(service.address) for _ in range(50)]
         made = list(pool.map(lambda policy: train(policy, 12.0), policies))
-        # In one process they wait for each other: a question may have been late.
         assert sum(policy.answered for policy in policies) > 0
         assert len(service.jobs.rows()) == 50
     # Who was refused sends its state, which is not all that the policy has in memory: see `RemotePolicy._ask`.

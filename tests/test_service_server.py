@@ -28,6 +28,8 @@ from intune_callbacks.service.jobs import BURST, Busy, Gone, Jobs, Malformed
 from intune_callbacks.service.server import Service
 from intune_callbacks.service.wire import LARGEST_BYTES, Event, Question, encode, parse
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 TOKEN = "a token of many letters"
 
 
