@@ -213,6 +213,15 @@ def test_one_broken_reading_is_soon_forgotten() -> None:
     assert loop.throughput >= 0.85 * best_static(pipeline)
 
 
+@pytest.mark.parametrize("name", ["dqn", "model-jump"])
+def test_a_buffer_behind_a_stage_that_always_computes_is_left_alone(name: str) -> None:
+    """DLIO's tf.data loader reads with one generator: its prefetch was changed 21 times, and was empty all along."""
+    for high, changed in ((1, False), (64, True)):
+        pipeline = FakePipeline({"read": Work(0.1, cpu_share=0.1, high=high)}, FakeMachine(), depth=2)
+        decided(make_policy(name), FakeLoop(pipeline, model_s=0.03, jitter=0.0), 60)
+        assert any(values.get("prefetch", 0) > 2 for values in pipeline.resizes) == changed
+
+
 # -- ways to get one ---------------------------------------------------------------------------------------------------
 
 

@@ -102,6 +102,12 @@ def test_moves_stay_between_low_and_high() -> None:
     assert may(view) == [ALL, [-1, 0, 1, 5], [0, 1, 5], [-1, 0, 1, 5], [-5, -1, 0, 1]]
 
 
+def test_a_buffer_is_not_raised_where_a_stage_computes_all_the_time() -> None:
+    for busy, buffer in ((0.9, ALL), (1.0, NO_MORE)):
+        assert may(a_view([[20, 20]], is_buffer=[[False, True]], busy=[[busy, 0.0]])) == [ALL, buffer]
+    assert may(a_view([[20, 20]], is_buffer=[[False, True]], busy=[[0.5, 1.0]])) == [ALL, ALL]
+
+
 def test_moves_do_not_pass_the_memory() -> None:
     # Windows are full, so that only what is added counts.
     full = {"fill": 1.0, "memory": 0.80}

@@ -99,9 +99,9 @@ def test_looks_again_while_holding_and_follows_the_drift() -> None:
 
 def test_jumps_in_the_middle_of_a_burst_that_does_not_follow_the_work() -> None:
     def buffers(slots: Any, pipeline: Any, mask: Any) -> Any:
-        """A network that cares for nothing but a larger buffer."""
+        """A network that cares for nothing but a smaller buffer."""
         q = np.zeros((*mask.shape, 5), np.float32)
-        q[:, BUFFER, 3] = 9.0
+        q[:, BUFFER, 1] = 9.0
         return q
 
     def after_a_change(review: int) -> Any:

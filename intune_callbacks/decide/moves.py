@@ -65,6 +65,7 @@ def allowed(view: View, window_ratio: Floats, memory_limit: float) -> Bools:
     unit = view.unit_memory + window_ratio * view.item_memory
     full = view.full_memory[:, None, None] + _RAISES * unit[..., None]
     legal &= (full <= memory_limit) | _IS_NO_RAISE
+    legal &= (view.is_buffer_of_use[:, None] | ~view.is_buffer)[..., None] | _IS_NO_RAISE
     legal &= view.mask[..., None]
     legal[..., STAY] = True
     return np.asarray(legal)

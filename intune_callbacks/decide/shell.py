@@ -45,9 +45,11 @@ class Shell(Progress):
         self._wake(view, track)
         aimed = view.value
         if self._wants_target(track).any():
+            workers = np.where(view.workers, target(view, track.curves, USABLE), view.value)
             buffer = np.minimum(np.maximum(PREFETCH, view.low), view.high)
-            aimed = np.where(view.is_buffer, buffer, target(view, track.curves, USABLE))
-            aimed = np.where(view.mask, aimed, view.value)
+            fills = view.is_buffer_of_use | (workers > view.value).any(1)
+            buffer = np.where(fills[:, None], buffer, np.minimum(buffer, view.value))
+            aimed = np.where(view.mask & view.is_buffer, buffer, workers)
         self._look(view, track, aimed)
         # Beside workers that have just started for the first jump the model is slow, and seems to need fewer.
         is_correction = (track.age > c.jumps[0]) & (track.age == track.decisions)

@@ -18,6 +18,10 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
+ALWAYS = 0.99
+"""From this share of its time on a stage computes all the time: no buffer behind it fills. A choice."""
+
+
 # Without slots: what several parts of a decision need of the same view is computed once and kept in the instance.
 @dataclass(frozen=True)
 class View:
@@ -78,6 +82,11 @@ class View:
     def worker_weight(self) -> Floats:
         """CPUs one more busy worker takes, 0 where there are no workers, [N, S]."""
         return np.where(self.workers, self.weight, 0.0)
+
+    @cached_property
+    def is_buffer_of_use(self) -> Bools:
+        """Pipelines in which no stage computes all the time: a larger buffer has something to hold, [N]."""
+        return ~(self.workers & (self.busy >= ALWAYS)).any(1)
 
     @cached_property
     def free_cpus(self) -> Floats:
