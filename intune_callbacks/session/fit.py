@@ -35,8 +35,8 @@ __all__ = ["TunedFit"]
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.05
-"""Steps shorter than this share one look at the counters: with cold caches a look costs some 50 us."""
+LOOK_EVERY_S = 0.1
+"""Steps shorter than this share one look at the counters: with cold caches a look costs 50 to 200 us."""
 
 COMPILE_AFTER_S = 10.0
 """A shorter training is not to notice the compiler of the tf.data operations: it begins at its end (ADR 0020)."""
@@ -120,7 +120,7 @@ class TunedFit:
         now_s = self.now()
         if now_s < self._next_look_s:
             return False
-        self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 20.0)
+        self._next_look_s = now_s + min(LOOK_EVERY_S, self.config.decide_every_s / 10.0)
         return True
 
     def turn(self, totals: StepTotals) -> None:
