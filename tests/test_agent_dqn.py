@@ -13,6 +13,7 @@ from agent_runs import COSTS_S, decided, three_stages
 from fakes import GB, FakeLoop, FakeMachine, FakePipeline, Work, best_static
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from policy_runs import five_stages
 from views import a_network
 
 from intune_callbacks.config import TunerConfig
@@ -211,6 +212,24 @@ def test_one_broken_reading_is_soon_forgotten() -> None:
     policy.decide(replace(seen, rates=broken))
     decided(policy, loop, 40)
     assert loop.throughput >= 0.85 * best_static(pipeline)
+
+
+def test_windows_are_kept_on_a_machine_that_shrinks() -> None:
+    """One that is cut holds up the stages before it, and their CPUs idle: it is a loss without a need of memory."""
+    pipeline = five_stages(64.0)
+    policy, loop = make_policy("model-jump"), FakeLoop(pipeline)
+    decided(policy, loop, 40)
+    wide = {stage.name: stage.current for stage in pipeline.stages()}
+    pipeline.machine.cpus = 24.0
+    decided(policy, loop, 40)
+    for stage in pipeline.stages():
+        if stage.window_of is None:
+            assert stage.current < wide[stage.name]
+        else:
+            assert stage.current >= wide[stage.name]
+    pipeline.machine.cpus = 4.0
+    decided(policy, loop, 40)
+    assert any(stage.window_of and stage.current < wide[stage.name] for stage in pipeline.stages())
 
 
 @pytest.mark.parametrize("name", ["dqn", "model-jump"])

@@ -21,6 +21,10 @@ PREFETCH = 16.0
 """Batches a prefetch buffer is asked for when jumping. A choice: for batches that come in bursts; where memory is short
 buffers give way first."""
 
+TOO_WIDE = 0.2
+"""Where less than this share of a window is needed, the rest is given back. A choice: a quarter of the CPUs needs more.
+Cuts of a half cost 5 % of the 40 s after 64 CPUs had become 32 (`benchmarks.resize_tfdata`)."""
+
 
 class Shell(Progress):
     """Decides where N pipelines go next.
@@ -133,10 +137,11 @@ class Shell(Progress):
         value = np.where(still[:, None], view.value, value)
         moved = (value != view.value).any(1)
         wide = windows_for(value, track.curves.cv, view)
-        # A window that is cut holds up the stages before it until it has drained: only far too wide ones are.
+        # A window that is cut holds up the stages before it until it has drained, and their CPUs idle: beside memory
+        # only what is left of another machine is a reason.
         may = moved | (self._bound & ~self._is_left_alone)
         wider = (wide > np.where(moved, 1.0, 1.2)[:, None] * view.window) & may[:, None]
-        window = np.where(wider | (moved[:, None] & (wide < 0.5 * view.window)), wide, view.window)
+        window = np.where(wider | (moved[:, None] & (wide < TOO_WIDE * view.window)), wide, view.window)
         changed = moved | (window != view.window).any(1)
         limit = np.where(changed | (view.full_memory > c.memory_limit + 0.03), c.memory_limit, 9.0)
         return fit_memory(view, value, window, limit)
