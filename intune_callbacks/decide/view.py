@@ -86,7 +86,7 @@ class View:
     @cached_property
     def is_buffer_of_use(self) -> Bools:
         """Pipelines in which no stage computes all the time: a larger buffer has something to hold, [N]."""
-        return ~(self.workers & (self.busy >= ALWAYS)).any(1)
+        return np.asarray(~(self.workers & (self.busy >= ALWAYS)).any(1))
 
     @cached_property
     def free_cpus(self) -> Floats:
