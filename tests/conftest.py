@@ -173,3 +173,17 @@ def patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("intune_callbacks.service.client.LONGEST_S", 30.0)
         yield
+
+
+@pytest.fixture
+def arena() -> Iterator[Any]:
+    """Keep results of pure functions in up to 32 MiB."""
+    from intune_callbacks.cache.arena import Arena
+    from intune_callbacks.cache.pure import use
+
+    made = Arena(room_bytes=64 << 20)
+    made.limit(32 << 20)
+    use(made)
+    yield made
+    use(None)
+    made.close()

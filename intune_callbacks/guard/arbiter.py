@@ -10,7 +10,7 @@ from intune_callbacks.guard.net import Net, Return
 from intune_callbacks.pipelines.base import clamp
 from intune_callbacks.types import Allocation, Observation, Policy, Proposal, Stage
 
-__all__ = ["Resolution", "changes", "movable", "resolve"]
+__all__ = ["Resolution", "capped", "changes", "movable", "resolve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,13 @@ def resolve(seen: Observation, policy: Policy, guard: Guard, net: Net, *, tune: 
 def movable(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     """Return the stages with what is the user's to change held where it is."""
     return tuple(replace(s, low=s.current, high=s.current) if s.when == "user" else s for s in stages)
+
+
+def capped(stages: tuple[Stage, ...], most: int | None) -> tuple[Stage, ...]:
+    """Return the stages with at most so many workers each, but not fewer than a stage needs; None is no limit."""
+    if most is None:
+        return stages
+    return tuple(replace(s, high=max(s.low, min(s.high, most))) if s.unit == "workers" else s for s in stages)
 
 
 def changes(wanted: Mapping[str, int], now: Mapping[str, int]) -> Allocation:

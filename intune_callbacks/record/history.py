@@ -29,6 +29,8 @@ FIRST = 500
 WRITTEN = 5000
 """So many decisions are written one by one; from then on, each time so many were, half as often. A choice: a month at
 one a second makes some 50,000 lines."""
+SAVED = 20
+"""Decisions at the end that a checkpoint holds. A choice: they say how it went; the file holds all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,9 @@ class History:
 
     Args:
         path: the file, appended to; its folder is made at the first line. None writes nothing.
+
+    Attributes:
+        past: decisions that a checkpoint brought, as `Decision.to_json` gives them.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -112,6 +117,7 @@ class History:
         self._others: deque[Decision] = deque(maxlen=REMEMBERED)
         self._last: Decision | None = None
         self._added = self._lines = 0
+        self.past: tuple[dict[str, Any], ...] = ()
 
     def decided(self, decision: Decision) -> None:
         """Take the newest decision, which shows the effect of the one before; that one is added."""
@@ -153,6 +159,10 @@ class History:
         """What is remembered, oldest first, but for the newest one."""
         known = (*self._first, *self._events, *self._others)
         return tuple(sorted(known, key=lambda decision: decision.observation.step))
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return what a checkpoint holds: the last decisions, earlier fits' included."""
+        return [*self.past, *(decision.to_json() for decision in self.decisions[-SAVED:])][-SAVED:]
 
     @property
     def events(self) -> tuple[Decision, ...]:

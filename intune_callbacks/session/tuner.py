@@ -9,7 +9,7 @@ from typing import Any
 
 from intune_callbacks.config import TunerConfig
 from intune_callbacks.errors import frozen_by, warn
-from intune_callbacks.guard.arbiter import changes, movable, resolve
+from intune_callbacks.guard.arbiter import capped, changes, movable, resolve
 from intune_callbacks.guard.guard import Guard
 from intune_callbacks.guard.net import Net
 from intune_callbacks.measure.freed import Freed
@@ -26,9 +26,6 @@ from intune_callbacks.session.cache import Cache
 from intune_callbacks.types import Allocation, Clock, Observation, Pipeline, Policy, Probe, Resources, Stage
 
 __all__ = ["Tuner"]
-
-SAVED_DECISIONS = 20
-"""Decisions at the end that a checkpoint holds. A choice: they say how it went; the file history.jsonl holds all."""
 
 
 class Tuner:
@@ -67,8 +64,7 @@ class Tuner:
         self._cache = cache or Cache(replace(config, mode="off"))
         self._net = Net(config.decide_every_s if config.mode == "tune" else 0.0)
         self._stages: tuple[Stage, ...] = ()
-        self._carried, self._past = Allocation(), list[dict[str, Any]]()
-        self._pace, self._round = Pace(config, self._probe), NO_ROUND
+        self._carried, self._pace, self._round = Allocation(), Pace(config, self._probe), NO_ROUND
 
     @property
     def is_warm(self) -> bool:
@@ -175,13 +171,12 @@ class Tuner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return allocation, policy, guard and the tail of the history, in plain JSON types."""
-        tail = (decision.to_json() for decision in self.history.decisions[-SAVED_DECISIONS:])
         return {
             "mode": self.config.mode,
             "allocation": self._carried | self._allocation if self._before_after.changes or self._carried else {},
             "policy": {"name": self.policy.name, "state": self.policy.state_dict()},
             "guard": self._guard.state_dict(),
-            "history": [*self._past, *tail][-SAVED_DECISIONS:],
+            "history": self.history.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -200,19 +195,19 @@ class Tuner:
         Raises:
             Exception: of any kind, when this is no such state.
         """
-        before = self._guard, self._past, self._carried
+        before = self._guard, self.history.past, self._carried
         known, self._guard = self.policy.state_dict(), Guard(self.config)
         try:
             self._guard.load_state_dict(state["guard"])
             # What was only advised never came true: a policy must not hold what it was never given.
             if (state["policy"]["name"], state["mode"]) == (self.policy.name, self.config.mode):
                 self.policy.load_state_dict(state["policy"]["state"])
-            self._past = list(state["history"])
+            self.history.past = tuple(state["history"])
             self._carried = {str(name): int(value) for name, value in state["allocation"].items()}
             if self.frozen is None:
                 self._carry_over()
         except Exception:
-            self._guard, self._past, self._carried = before
+            self._guard, self.history.past, self._carried = before
             self.policy.load_state_dict(known)
             raise
 
@@ -292,11 +287,7 @@ class Tuner:
         return {stage.name: stage.current for stage in self._stages}
 
     def _read_stages(self) -> tuple[Stage, ...]:
-        most = self.config.max_workers
-        self._stages = tuple(
-            replace(stage, high=max(stage.low, min(stage.high, most))) if most and stage.unit == "workers" else stage
-            for stage in self._pipeline.stages()
-        )
+        self._stages = capped(self._pipeline.stages(), self.config.max_workers)
         return self._stages
 
     def _settle(self) -> None:
