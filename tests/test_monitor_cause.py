@@ -80,6 +80,15 @@ def test_workers_that_helped_are_said_to_overlap_the_waits() -> None:
     assert cause.sentence.endswith(" for its reads and computes 1.5 ms")
 
 
+def test_of_waits_that_may_be_for_a_cpu_nobody_says_that_cpus_would_not_help() -> None:
+    seen = window((stage("load", 1, knob=LOADER), rate(0.659, 0.095)), period_s=0.494, idle=0.0)
+    (cause,) = causes(seen, Evidence(first={"load": 1}, tried={"load": 1.32}))
+    assert cause.sentence == (
+        "each batch of 'load' waits 564 ms for its reads or a CPU, for 0.0 CPUs are idle, and computes 95 ms: more "
+        "workers overlap the waits"
+    )
+
+
 def test_no_more_workers_than_an_epoch_has_items() -> None:
     """Of epochs of 3 batches; where the items are a fourth of a batch, they are 12."""
     loads = (

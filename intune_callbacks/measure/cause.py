@@ -207,7 +207,9 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
         # What the run showed counts more than what idle CPUs say: others may have had them for that moment alone.
         helped = known.first.get(stage.name) == stage.current and known.tried.get(stage.name, 0.0) >= LEAST_GAIN
         if found.gain >= LEAST_GAIN or helped:
-            sentence += ": more workers overlap the waits, more CPUs do not help"
+            sentence += ": more workers overlap the waits"
+            if not is_unsure:  # else CPUs may be what it waits for
+                sentence += ", more CPUs do not help"
         elif stage.kind == "io" and stage.current >= stage.high:
             threads = stage.threads or stage.current
             pool = more_threads(stage.current, threads)
