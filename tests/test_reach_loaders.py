@@ -140,6 +140,32 @@ def test_what_only_says_so_is_no_loader(loader: Any) -> None:
     assert "is not a loader InTune knows" in found.why
 
 
+class Mixed:
+    """As Lightning's CombinedLoader: what holds the loaders, and the iterator over them."""
+
+    def __init__(self, **loaders: Any) -> None:
+        self.loaders = loaders
+
+    def __iter__(self) -> Mixed:
+        self._each = zip(*self.loaders.values(), strict=True)
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._each)
+
+
+def test_who_gives_what_mixes_loaders_is_told_to_give_the_loaders() -> None:
+    one, other = (DataLoader(range(12), batch_size=4, num_workers=1) for _ in range(2))
+    for given in (Mixed(a=one, b=other), [one, other], {"a": one, "b": other}):
+        why = f"{type(given).__name__} hands on the batches of 2 DataLoaders: give these to `live` instead"
+        assert why in find(given).why
+    stock = [[batch.tolist() for batch in step] for step in Mixed(a=one, b=other)]
+    mine, others = live(one, other, show_card=False)
+    assert [[batch.tolist() for batch in step] for step in Mixed(a=mine, b=others)] == stock
+    assert mine.close()["samples"] == 12
+    assert "is not a loader InTune knows" in find([one, 1]).why
+
+
 def losses(make: Any, *callbacks: Any, **options: Any) -> tuple[list[Any], list[float], Any]:
     """Train under Lightning, with dropout; return batches, losses and the loader."""
     namespace, told = runs.NAMESPACES["lightning.pytorch"], []

@@ -28,6 +28,11 @@ ONLY_MAP_STYLE = (
     "workers_kind='ray' is for a map-style DataLoader, whose samples do not depend on who makes them; of this {} other "
     "machines can make none: leave workers_kind out"
 )
+HIDES = "an iterator, which hides what makes its batches; give InTune the loader or tf.data.Dataset behind it"
+UNKNOWN = (
+    "not a loader InTune knows; wrap the dataset in torch.utils.data.DataLoader or build the pipeline from "
+    "torchdata.nodes or tf.data"
+)
 SHARED = "was 0; open {!r} in each worker (worker_init_fn): several that inherit it read each other's bytes"
 
 
@@ -89,11 +94,13 @@ def find(
     if "torchdata.nodes" in sys.modules and _is(loader, "torchdata.nodes", "Loader"):
         return _node_graph(loader, clock, max_workers, live)
     if "torch.utils.data" in sys.modules:
-        from intune_callbacks.pipelines.torch.reach import is_loader, unwrapped
+        from intune_callbacks.pipelines.torch.reach import is_loader, unwrapped, why_several
 
         inner = unwrapped(loader)
         if is_loader(inner):
             return _data_loader(inner, clock, max_workers, workers_kind, order == "same", live, ray_address)
+        if why := why_several(loader):
+            return Found(None, why)
     if "tensorflow" in sys.modules and hasattr(sys.modules["tensorflow"], "data"):
         if _is(loader, "tensorflow", "data.Dataset"):
             return _dataset(loader, clock, max_workers, order == "same", live, wait)
@@ -107,17 +114,10 @@ def find(
         return _grain(loader, clock, max_workers, live)
     if "fastai.data.load" in sys.modules and _is(loader, "fastai.data.load", "DataLoader"):
         return _fastai(loader)
-    name = type(loader).__name__
     if type(loader).__module__ == LIVE and loader._fit is not None:
         return Found(None, LIVE_ALREADY)
-    if hasattr(type(loader), "__next__"):
-        why = "an iterator, which hides what makes its batches; give InTune the loader or tf.data.Dataset behind it"
-        return Found(None, f"{name} is {why}")
-    return Found(
-        None,
-        f"{name} is not a loader InTune knows; wrap the dataset in torch.utils.data.DataLoader or build the pipeline "
-        "from torchdata.nodes or tf.data",
-    )
+    is_what = HIDES if hasattr(type(loader), "__next__") else UNKNOWN
+    return Found(None, f"{type(loader).__name__} is {is_what}")
 
 
 def _is_map_style(loader: Any) -> bool:

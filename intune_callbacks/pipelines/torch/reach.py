@@ -24,12 +24,19 @@ __all__ = [
     "keeps_states",
     "open_file",
     "unwrapped",
+    "why_several",
 ]
 
 WRAPPED = 4
 """How many loaders are inside each other."""
 
 _MISSING = object()
+MOST_LOADERS = 100
+"""How many a list of loaders may hold. A choice."""
+SEVERAL = (
+    "{0} hands on the batches of {1} DataLoaders: give these to `live` instead, in one call, and what it returns to "
+    "{0}; Lightning's Trainer takes them in a list, a dict or a CombinedLoader"
+)
 OURS = __name__.partition(".")[0]
 """What `live` returned tunes its DataLoader itself."""
 # Without it there is no iterator to be found: `private.py` says so.
@@ -57,12 +64,32 @@ def unwrapped(loader: Any) -> Any:
     return loader
 
 
+def why_several(wrapper: Any) -> str:
+    """Return what to do instead of giving InTune what hands on the batches of several DataLoaders, else nothing."""
+    parts = _items(wrapper) or _values(wrapper)
+    loaders = {id(part) for one in parts for part in (one, *_items(one)) if is_loader(part)}
+    return SEVERAL.format(type(wrapper).__name__, len(loaders)) if len(loaders) > 1 else ""
+
+
+def _items(value: Any) -> list[Any]:
+    """Return what is in a small list, tuple or dict: a long one holds rows."""
+    if type(value) not in (list, tuple, dict) or len(value) > MOST_LOADERS:
+        return []
+    return list(value.values() if type(value) is dict else value)
+
+
 def _inside(wrapper: Any) -> Any:
-    base, held = _held(wrapper, "base_dataloader"), _held(wrapper, "__dict__")
-    if base is not None or type(held) is not dict or type(wrapper).__module__.partition(".")[0] == OURS:
+    base = _held(wrapper, "base_dataloader")
+    if base is not None:
         return base
-    loaders = {id(part): part for part in held.values() if is_loader(part)}
+    loaders = {id(part): part for part in _values(wrapper) if is_loader(part)}
     return next(iter(loaders.values())) if len(loaders) == 1 else None
+
+
+def _values(wrapper: Any) -> list[Any]:
+    """Return what is in the attributes of a wrapper that is none of ours."""
+    held = _held(wrapper, "__dict__")
+    return list(held.values()) if type(held) is dict and type(wrapper).__module__.partition(".")[0] != OURS else []
 
 
 def _held(value: Any, name: str) -> Any:
