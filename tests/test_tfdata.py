@@ -155,6 +155,22 @@ def test_starved_stage_is_told_from_a_blocked_one() -> None:
     pipeline.close()
 
 
+def test_stage_is_not_starved_for_the_end_of_a_short_epoch() -> None:
+    """A window ends with it, and so did a reading of the stages, where nothing is left that a worker could take."""
+    sleep, _ = sleeper(0.001)
+    pipeline = tuned(rows(40).map(sleep, num_parallel_calls=2).prefetch(2))
+    stream = iter(pipeline.dataset)
+    next(stream)
+    before = pipeline.stats().stages["sleep"]
+    for _ in range(39):
+        time.sleep(0.025)
+        pipeline.waits()  # as the loop asks all the time
+        next(stream)
+    after = pipeline.stats().stages["sleep"]
+    assert after.blocked_s - before.blocked_s > 2 * (after.starved_s - before.starved_s)
+    pipeline.close()
+
+
 def test_interleave_is_timed_where_its_threads_read() -> None:
     sleep, _ = sleeper(0.003)
     dataset = rows(6).interleave(lambda i: rows(10).map(sleep), cycle_length=3, num_parallel_calls=3)

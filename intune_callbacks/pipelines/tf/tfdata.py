@@ -37,6 +37,9 @@ UNBOUNDED = 4096
 """Workers where the user wants as many threads as there are calls."""
 LOOK_AGAIN_S = 0.5
 """Seconds between two looks for stages that are not running yet. A choice: half of the shortest window by default."""
+LOOK_EVERY_S = 0.02
+"""Seconds after which the stages are looked at together with the sink. A choice: several times in an epoch that is over
+within a second, at whose end, where windows end too, no stage has anything left to do."""
 LATER = (
     "the tf.data operations are compiled beside this training, which goes on with the pipeline as it is and is tuned "
     "from a later epoch, or the next fit, on; `intune build-tf` compiles ahead"
@@ -118,7 +121,9 @@ class DatasetPipeline(LiveLoader):
 
     def waits(self) -> SinkReading:
         """Return what was delivered and how long the consumer was blocked, in s."""
-        if self._native is not None:
+        if self._stages and self._clock.wall() > self._looked_s + LOOK_EVERY_S:
+            self._look()
+        elif self._native is not None:
             self._last_waits = self._native.read_sink(self._key)
         return self._last_waits
 
