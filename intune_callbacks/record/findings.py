@@ -275,8 +275,10 @@ def _unchanged(summary: Report, last: Sequence[Cause], fed: str) -> str:
         why = "what makes the batches has no number of workers that could be set"
     elif waits and summary.mode != "tune" and not last and (unseen := _unseen(summary)):
         return f"run with mode='tune': what the workers of {', '.join(unseen)} do is measured only there"
+    is_full = (seen := summary.after.measured) and seen.cpus_idle is not None and seen.cpus_idle < 1.0
+    if last and last[0].kind == "storage" and last[0].gain <= 1.0 and is_full:  # whether they would help, nobody knows
+        return f"no gain of more workers can be promised: {last[0].sentence}"
     if last and last[0].kind == "workers" and last[0].gain <= 1.0:  # it says how long they take, and no reason
-        is_full = (seen := summary.after.measured) and seen.cpus_idle is not None and seen.cpus_idle < 1.0
         return f"nothing to change: no gain of more workers is predicted{' while no CPU is idle' if is_full else ''}"
     return f"nothing to change: {last[0].sentence if last else why}"
 
