@@ -191,6 +191,30 @@ def test_why_no_worker_came_is_said_while_it_holds() -> None:
         pipeline.close()
 
 
+def test_where_none_can_come_later_all_come_with_the_next_epoch() -> None:
+    dataset = Epochal()
+    loader = DataLoader(dataset, batch_size=4, num_workers=1)
+    pipeline = MapLoader(loader, clock=Clock())
+    pipeline.prepare()
+    try:
+        for number, _ in enumerate(loader):
+            dataset.epoch += 1
+            if number == 3:
+                assert pipeline.resize({"load": 4})["load"] == 1
+        at_begin = dataset.epoch
+        pipeline.resize({"load": 4, "load.window": 8})
+        seen = []
+        epoch = iter(loader)
+        dataset.epoch += 1
+        for batch in epoch:
+            seen += batch[:, :2].tolist()
+            assert {stage.name: stage.current for stage in pipeline.stages()}["load"] == 4
+        assert seen == [[index, at_begin] for index in range(80)]
+        assert not pipeline.why_not
+    finally:
+        pipeline.close()
+
+
 def test_the_card_says_why_no_worker_came(capsys: pytest.CaptureFixture[str]) -> None:
     dataset = Epochal()
     options: dict[str, Any] = {"decide_every_s": 0.05, "decide_every_batches": 2, "warmup_batches": 2, "cpus": 8.0}

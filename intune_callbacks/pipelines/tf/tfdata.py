@@ -37,7 +37,7 @@ UNBOUNDED = 4096
 """Workers where the user wants as many threads as there are calls."""
 LOOK_AGAIN_S = 0.5
 """Seconds between two looks for stages that are not running yet. A choice: half of the shortest window by default."""
-LOOK_EVERY_S = 0.02
+LOOK_EVERY_S = 0.1
 """Seconds after which the stages are looked at together with the sink. A choice: several times in an epoch that is over
 within a second, at whose end, where windows end too, no stage has anything left to do."""
 LATER = (

@@ -14,7 +14,7 @@ from intune_callbacks.errors import first_line, pass_on
 from intune_callbacks.pipelines.base import give_back
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.epochs import Epochs
-from intune_callbacks.pipelines.given import plain_values
+from intune_callbacks.pipelines.given import CHANGED, plain_values
 from intune_callbacks.pipelines.length import Length
 from intune_callbacks.pipelines.torch.carry import Carry
 from intune_callbacks.pipelines.torch.reach import dataset_of
@@ -78,7 +78,7 @@ class Engines:
         self.most: int | None = None
         self.is_let_go = False
         self.places = places()
-        self._is_used_here = False
+        self._is_used_here = self._is_changed = False
 
     @property
     def is_stock(self) -> bool:
@@ -95,8 +95,8 @@ class Engines:
 
     @property
     def at_once(self) -> int:
-        """How many workers to start before the first batch: as many as the user's loader, and at least two."""
-        return min(self.workers, max(2, self.own[0]))
+        """How many workers to start before the first batch: where none can come later, for the dataset changes, all."""
+        return self.workers if self._is_changed else min(self.workers, max(2, self.own[0]))
 
     @property
     def starts_at_once(self) -> bool:
@@ -142,6 +142,7 @@ class Engines:
         """
         pass_on(error)
         self.why_not = f"{type(error).__name__}: {error}"
+        self._is_changed |= CHANGED in self.why_not
         if engine is None:
             self.workers, self.window = self.own
         else:
