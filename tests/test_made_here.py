@@ -149,3 +149,31 @@ def test_what_nobody_can_make_raises_as_in_stock() -> None:
     assert first != last == threading.get_ident()
     assert pipeline.why_not == ""
     pipeline.close()
+
+
+class Queued(Dataset):
+    """TorchIO's Queue: patches of the volumes that a DataLoader of its own loads."""
+
+    def __init__(self) -> None:
+        self.volumes = iter(DataLoader(range(2 * ROWS), num_workers=1))
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.005)
+        return next(self.volumes)
+
+
+@pytest.mark.parametrize("mode", ["tune", "advise"])
+def test_a_dataset_that_a_loader_of_its_own_feeds_is_given_no_workers_of_ours(mode: str) -> None:
+    queued = Queued()
+    assert "set num_workers=1" not in find(DataLoader(queued)).why
+    loader = live(DataLoader(queued, batch_size=BATCH), mode=mode, show_card=False, warmup_batches=5)
+    for epoch in range(2):
+        assert [int(value) - epoch * ROWS for batch in loader for value in batch] == list(range(ROWS))
+    report = loader.close()
+    queued.volumes._shutdown_workers()
+    said = "the dataset, Queued, takes what it gives from a DataLoader of its own: the workers to set are those"
+    assert said in report["cause"] and "num_workers=1 now" in report["cause"]
+    assert said in report["next"] and not report["advice"]

@@ -274,7 +274,9 @@ def _most(seen: Measured, known: Evidence) -> dict[str, int]:
         owned = FOLLOWS_WORKERS in stage.knob or known.hint("order", stage.name)
         if owned:
             most[stage.name] = max(1, stage.current)
-        elif any(reason(seen, known, stage) for reason in (serial, _tried)) or known.hint("files", stage.name):
+        elif any(known.hint(kind, stage.name) for kind in ("serial", "files")) or any(
+            reason(seen, known, stage) for reason in (serial, _tried)
+        ):
             most[stage.name] = stage.current
     return most
 

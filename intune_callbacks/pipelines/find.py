@@ -244,24 +244,26 @@ def _live_loader(
 ) -> Found:
     from intune_callbacks.pipelines.torch.helped import HelpedLoader, cannot_help, ends_known
     from intune_callbacks.pipelines.torch.loader import MapLoader
-    from intune_callbacks.pipelines.torch.reach import dataset_of, keeps_states, open_file
+    from intune_callbacks.pipelines.torch.reach import dataset_of, fed_by, keeps_states, open_file
     from intune_callbacks.pipelines.torch.window import WindowLoader
 
     window = (loader.prefetch_factor or 1) * loader.num_workers
     may_begin = workers_kind is not None and map_style and not keeps_states(loader)
     when: Literal["epoch", "user"] = "epoch" if loader.num_workers or may_begin else "user"
-    file = open_file(dataset_of(loader)) if map_style and when == "user" else ""
+    dataset, anew = dataset_of(loader), not loader.persistent_workers
+    file = open_file(dataset) if map_style and when == "user" else ""
+    fed = fed_by(dataset) if map_style and when == "user" else ""
+    hints = (Hint(fed, "", "serial", "load"),) if fed else ()
     remark = SHARED.format(file) if file else ""
     if not live:
         remark = remark if map_style else f"was {loader.num_workers}; the samples' {FOLLOWS_WORKERS}"
-        anew, dataset = not loader.persistent_workers, dataset_of(loader)
         watched = WatchedLoader(
             loader.num_workers, window, clock=clock, remark=remark, when=when, dataset=dataset, anew=anew
         )
-        return Found(watched, "the DataLoader is only watched")
+        return Found(watched, "the DataLoader is only watched", hints)
     if map_style and not keeps_states(loader):
         if loader.num_workers == 0 and workers_kind is None:
-            return Found(WatchedLoader(0, 1, clock=clock, remark=remark, when="user"), LEFT_ALONE)
+            return Found(WatchedLoader(0, 1, clock=clock, remark=remark, when="user"), fed or LEFT_ALONE, hints)
         context = loader.multiprocessing_context
         if workers_kind != "thread" and context is not None and context.get_start_method() not in STARTS:
             watched = WatchedLoader(loader.num_workers, window, clock=clock, when="user")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BufferedReader, FileIO, TextIOWrapper
 from itertools import chain
 from typing import Any
@@ -17,6 +17,7 @@ __all__ = [
     "Seam",
     "attributes",
     "dataset_of",
+    "fed_by",
     "has_own_iterator",
     "hidden_in",
     "is_loader",
@@ -29,6 +30,12 @@ __all__ = [
 
 WRAPPED = 4
 """How many loaders are inside each other."""
+
+FED = (
+    "the dataset, {}, takes what it gives from a DataLoader of its own: the workers to set are those (num_workers={} "
+    "now), and none in front of it"
+)
+"""TorchIO's `Queue`, which keeps patches that are cut from volumes."""
 
 _MISSING = object()
 MOST_LOADERS = 100
@@ -164,13 +171,27 @@ def dataset_of(loader: DataLoader[Any]) -> Any:
 
 def open_file(dataset: Any) -> str:
     """Return the name under which a dataset, or one inside it, holds an open file; empty where there is none."""
+    for _, name, value in _nested(dataset):
+        if isinstance(value, (BufferedReader, FileIO, TextIOWrapper)) and not value.closed:
+            return name
+    return ""
+
+
+def fed_by(dataset: Any) -> str:
+    """Return what is to be said where a dataset, or one inside it, holds a running DataLoader; empty for others."""
+    for kind, _, value in _nested(dataset):
+        if isinstance(value, _STOCK):
+            return FED.format(kind, value._num_workers)
+    return ""
+
+
+def _nested(dataset: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield what a dataset and those inside it hold: its class, the name, the value."""
     for _ in range(WRAPPED):
         held = _held(dataset, "__dict__") or {}
         for name, value in held.items():
-            if isinstance(value, (BufferedReader, FileIO, TextIOWrapper)) and not value.closed:
-                return str(name)
+            yield type(dataset).__name__, str(name), value
         dataset = held.get("dataset")
-    return ""
 
 
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
