@@ -13,7 +13,7 @@ import pytest
 
 from intune_callbacks.measure.advice import to_set
 from intune_callbacks.pipelines.find import find
-from intune_callbacks.pipelines.given import is_installed
+from intune_callbacks.pipelines.look import is_installed
 from intune_callbacks.pipelines.pydataset.pydataset import knobs
 from intune_callbacks.types import Stage
 

@@ -20,7 +20,8 @@ from intune_callbacks.pipelines.base import (
     windowed,
 )
 from intune_callbacks.pipelines.counters import Counters
-from intune_callbacks.pipelines.given import CHANGED, hints_of_change, hints_of_here, plain_values
+from intune_callbacks.pipelines.given import check_same, hints_of_change, hints_of_here
+from intune_callbacks.pipelines.look import plain_values
 from intune_callbacks.pipelines.pydataset.work import Here, There, reducer
 from intune_callbacks.pipelines.worker_cost import Startup
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
@@ -226,8 +227,8 @@ class Run:
         try:
             while engine.workers < pipeline.workers:
                 forks = pool is not None and not pool.idle
-                if forks and pipeline.given() != self._given:
-                    raise RuntimeError(CHANGED)
+                if forks:
+                    check_same(self._given, pipeline.given())
                 engine.resize(engine.workers + 1)
                 if forks and not engine.is_waited_for:
                     return

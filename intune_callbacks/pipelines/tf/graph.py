@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import options as options_lib
 from tensorflow.python.framework import op_def_registry, ops
 
-from intune_callbacks.pipelines.given import is_installed
+from intune_callbacks.pipelines.look import is_installed
 from intune_callbacks.pipelines.tf.node import attr, functions_of, readers_of, said, source_of, spans_of
 from intune_callbacks.pipelines.tf.objects import held, held_bytes, held_rows, same_as, why_not, wrapped, wrappers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from intune_callbacks.pipelines.base import cpus_allowed
-from intune_callbacks.pipelines.given import CHANGED
+from intune_callbacks.pipelines.given import check_same
 from intune_callbacks.pipelines.torch.engine import Engines
 from intune_callbacks.pipelines.workers.elastic import ElasticMap
 from intune_callbacks.pipelines.workers.processes import ProcessPool
@@ -66,8 +66,7 @@ class Children:
 
     def check(self) -> None:
         """Raise where a worker that starts now would get another dataset."""
-        if self.would_differ:
-            raise RuntimeError(CHANGED)
+        check_same(self._given, self._engines.given())
 
     def are_late(self) -> bool:
         """Have the first ones started where that takes long; return whether they cannot compute yet.

@@ -14,8 +14,9 @@ from intune_callbacks.errors import first_line, pass_on
 from intune_callbacks.pipelines.base import give_back
 from intune_callbacks.pipelines.counters import Counters
 from intune_callbacks.pipelines.epochs import Epochs
-from intune_callbacks.pipelines.given import CHANGED, plain_values
+from intune_callbacks.pipelines.given import CHANGED
 from intune_callbacks.pipelines.length import Length
+from intune_callbacks.pipelines.look import plain_values
 from intune_callbacks.pipelines.torch.carry import Carry
 from intune_callbacks.pipelines.torch.reach import dataset_of
 from intune_callbacks.pipelines.torch.sampler import SamplerWatch, is_settled

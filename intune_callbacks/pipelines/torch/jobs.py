@@ -14,8 +14,9 @@ from torch.utils.data.dataloader import DataLoader
 from intune_callbacks.errors import WorkerDied
 from intune_callbacks.pipelines.base import begin, spared
 from intune_callbacks.pipelines.counters import Counters
-from intune_callbacks.pipelines.given import plain_values
+from intune_callbacks.pipelines.given import check_same
 from intune_callbacks.pipelines.length import restore, states
+from intune_callbacks.pipelines.look import plain_values
 from intune_callbacks.pipelines.torch.calls import Batch, Evaluate, Task
 from intune_callbacks.pipelines.torch.carry import Carry
 from intune_callbacks.pipelines.torch.engine import pinning
@@ -111,8 +112,7 @@ class Jobs:
                 return False
         child: Child | None = None
         try:
-            if plain_values((self._dataset, self._collate)) != self._given:
-                raise RuntimeError("the training changed the dataset after its workers had started: no helpers now")
+            check_same(self._given, plain_values((self._dataset, self._collate)))
             pool = self.pool = self.pool or self._new_pool()
             child = pool.get()
             begin(threading.Thread(target=self._work, args=(pool, child), daemon=True, name="intune-helper"))

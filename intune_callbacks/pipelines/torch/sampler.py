@@ -13,7 +13,7 @@ import torch
 from torch.utils.data.dataloader import DataLoader
 
 from intune_callbacks.pipelines.counters import Counters
-from intune_callbacks.pipelines.given import SCALARS, plain_values
+from intune_callbacks.pipelines.look import SCALARS, plain_values
 from intune_callbacks.pipelines.torch.reach import dataset_of
 
 __all__ = ["SamplerWatch", "is_settled"]

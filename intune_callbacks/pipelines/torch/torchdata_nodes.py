@@ -17,7 +17,8 @@ from torchdata.nodes.map import MapOverBatch, _ParallelMapperImpl
 
 from intune_callbacks.pipelines.base import MAX_WINDOW, give_back, windowed
 from intune_callbacks.pipelines.counters import Counters
-from intune_callbacks.pipelines.given import CHANGED, plain_values
+from intune_callbacks.pipelines.given import check_same
+from intune_callbacks.pipelines.look import plain_values
 from intune_callbacks.pipelines.torch import told
 from intune_callbacks.pipelines.torch.carry import Carry
 from intune_callbacks.pipelines.torch.workers import SeededMap, Start, context_of, random_states
@@ -224,9 +225,8 @@ class NodeStage:
             return
         try:
             engine.resize(window=window)
-            more = workers - engine.workers
-            if engine.pool is not None and more > engine.pool.idle and plain_values(self.node.map_fn) != self._given:
-                raise RuntimeError(CHANGED)
+            if engine.pool is not None and workers > engine.workers + engine.pool.idle:
+                check_same(self._given, plain_values(self.node.map_fn))
             engine.resize(workers)
         except Exception as error:  # no process or thread is to be had: what runs goes on
             self.why_not = f"{type(error).__name__}: {error}"
