@@ -28,9 +28,9 @@ ONLY_MAP_STYLE = (
     "workers_kind='ray' is for a map-style DataLoader, whose samples do not depend on who makes them; of this {} other "
     "machines can make none: leave workers_kind out"
 )
-HIDES = "an iterator, which hides what makes its batches; give InTune the loader or tf.data.Dataset behind it"
+HIDES = "{} is an iterator, which hides what makes its batches; give InTune the loader or tf.data.Dataset behind it"
 UNKNOWN = (
-    "not a loader InTune knows; wrap the dataset in torch.utils.data.DataLoader or build the pipeline from "
+    "{} is not a loader InTune knows; wrap the dataset in torch.utils.data.DataLoader or build the pipeline from "
     "torchdata.nodes or tf.data"
 )
 SHARED = "was 0; open {!r} in each worker (worker_init_fn): several that inherit it read each other's bytes"
@@ -117,7 +117,7 @@ def find(
     if type(loader).__module__ == LIVE and loader._fit is not None:
         return Found(None, LIVE_ALREADY)
     is_what = HIDES if hasattr(type(loader), "__next__") else UNKNOWN
-    return Found(None, f"{type(loader).__name__} is {is_what}")
+    return Found(None, is_what.format(type(loader).__name__))
 
 
 def _is_map_style(loader: Any) -> bool:
