@@ -107,7 +107,7 @@ def test_why_no_worker_came_is_said_while_it_holds() -> None:
         assert "their number stays 1 while it runs" in hint.what
         for _ in loader:
             pipeline.resize({"load": 2})
-        assert not pipeline.late_hints
+        assert "order" not in {hint.kind for hint in pipeline.late_hints}
     finally:
         pipeline.close()
 
@@ -187,3 +187,24 @@ def test_processes_of_a_mapper_compute_the_same_when_the_training_changes_its_fu
         return seen
 
     assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("changes", [False, True])
+def test_workers_that_live_on_are_not_advised_where_each_epoch_changes_the_dataset(workers: int, changes: bool) -> None:
+    """They would go on with that of the first epoch, and give its samples once more."""
+    dataset = Epochal()
+    stock = DataLoader(dataset, batch_size=4, num_workers=workers)
+    loader = live(stock, mode="advise", show_card=False, warmup_batches=2, decide_every_s=0.2)
+    for epoch in range(6):
+        dataset.epoch = epoch if changes else 0
+        for _ in loader:
+            pass
+    report = loader.close()
+    said = [hint["what"] for hint in report["hints"] if hint["kind"] == "changing"]
+    assert bool(said) == changes
+    if changes:
+        assert "changes the dataset (Epochal.epoch) between epochs" in said[0]
+        assert "persistent_workers=True" not in f"{report['advice']} {report['causes']} {report['next']}"
+    elif workers == 0:
+        assert "persistent_workers=True" in report["advice"]["lines"][0]

@@ -76,7 +76,7 @@ def advice(seen: Measured | None, known: Evidence = NONE) -> Advice:
     """Return the best predicted numbers, with what may be promised of them."""
     if seen is None or seen.verdict == "too short":
         return Advice()
-    return advise(seen, _most(seen, known), share=known.share, may_persist=known.may_persist)
+    return advise(seen, _most(seen, known), share=known.share, may_persist=known.may_persist, changes=known.changes)
 
 
 def _limit(seen: Measured, known: Evidence) -> Cause | None:
@@ -111,7 +111,7 @@ def _in_the_loop(seen: Measured, known: Evidence, stage: Stage | None) -> Cause 
     alone = known.hint("serial", stage.name)
     if alone is not None:
         return Cause("serial", stage.name, alone.what)
-    found = advise(seen, _most(seen, known), share=known.share)
+    found = advise(seen, _most(seen, known), share=known.share, changes=known.changes)
     why = "" if found.gain >= LEAST_GAIN else "; from a worker it would not come sooner"
     if why and _is_crowded(seen):
         why = f"; from a worker it may not come sooner, for {_taken(seen)}"
@@ -191,7 +191,7 @@ def _too_few(seen: Measured, known: Evidence, stage: Stage) -> Cause | None:
     rate = seen.rates.get(stage.name)
     if rate is None or not rate.service_s:
         return None
-    found = advise(seen, _most(seen, known), share=known.share, may_persist=False)
+    found = advise(seen, _most(seen, known), share=known.share, may_persist=False, changes=known.changes)
     line = _lines(seen, known, found)
     # A loader's items are batches, also where some were made in vain, for an epoch was left.
     is_batch = abs(rate.items_per_batch - 1.0) < 0.1 or stage.knob.startswith((OWN_PROCESSES, PYDATASET))

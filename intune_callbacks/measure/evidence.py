@@ -77,10 +77,16 @@ class Evidence:
     def may_persist(self) -> bool:
         """Whether workers had better live on: not where they start only once, nor where fewer of them are enough.
 
-        Nor where epochs are left: one that lives on has to finish what it had read ahead before the next begins.
+        Nor where epochs are left: one that lives on has to finish what it had read ahead before the next begins. Nor
+        where the dataset changes between epochs: it would go on with that of the first one.
         """
-        is_said = any(h.kind == "left" or (h.kind == "shards" and h.line) for h in self.hints)
+        is_said = any(h.kind in ("left", "changing") or (h.kind == "shards" and h.line) for h in self.hints)
         return self.whole.get("epochs") != 1 and not is_said
+
+    @property
+    def changes(self) -> bool:
+        """Whether the dataset changes between epochs."""
+        return self.hint("changing") is not None
 
     def hint(self, kind: str, stage: str = "") -> Hint | None:
         """Return the first hint of a kind that is about a stage or about the whole pipeline."""

@@ -38,7 +38,8 @@ def if_it_pays(cause: Cause) -> Cause:
 def startup(seen: Measured, known: Evidence) -> Cause | None:
     """Workers started anew in each epoch."""
     started = [stage for stage in seen.workers if is_started_anew(stage)]
-    if not started or not seen.seam_s or not known.may_persist:
+    changing = known.hint("changing")
+    if not started or not seen.seam_s or not (known.may_persist or changing):
         return None
     persistent = tuple(stage.name for stage in started)
     gain = promised(step_s(seen) / step_s(seen, persistent=persistent), known.share)
@@ -48,13 +49,15 @@ def startup(seen: Measured, known: Evidence) -> Cause | None:
     workers = sum(stage.current for stage in started)
     frac = percent(seen.seam_s / (seen.period_s + seen.seam_s))
     begins = f"each epoch begins with {moment(each_s)} of" if each_s else "the starts of epochs go by with"
-    keeps = f"{PERSISTENT} keeps them, where nothing changes the dataset between epochs"
+    keeps = changing.what if changing else f"{PERSISTENT} keeps them, where nothing changes the dataset between epochs"
     starting = f"starting {count(workers, 'worker')} anew"
     sentence = f"{begins} {starting}, {frac} of the time: {keeps}"
     known_s = sum(stage.startup_s * stage.current for stage in started)
     if known_s < MOSTLY * each_s:  # the first batch has to be made in any case
         begins = f"each epoch begins with {moment(each_s)} without a batch, {frac} of the time"
         sentence = f"{begins}, {moment(known_s)} of them at least for {starting}: {keeps}"
+    if not known.may_persist:
+        return Cause("startup", persistent[0], sentence)
     return Cause("startup", persistent[0], sentence, "\n".join(to_set({}, entries(seen, known), persistent)[0]), gain)
 
 

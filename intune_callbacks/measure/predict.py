@@ -77,6 +77,7 @@ def advise(
     cpus: float | None = None,
     share: float = 1.0,
     may_persist: bool = True,
+    changes: bool = False,
 ) -> Advice:
     """Return the smallest numbers that come within 3 % of the best predicted ones, never below the present ones.
 
@@ -85,20 +86,26 @@ def advise(
         cpus: as if there were so many; by default what there is.
         share: of the run's wall time the part that was measured; the rest stays as it is.
         may_persist: whether workers may live on from one epoch to the next.
+        changes: whether the dataset changes between epochs, so that not even the first workers of a stage may.
     """
     now = {stage.name: stage.current for stage in seen.workers}
-    persistent = tuple(stage.name for stage in seen.workers if may_persist and is_started_anew(stage))
+    may_live_on = may_persist and not changes
+    persistent = tuple(stage.name for stage in seen.workers if may_live_on and is_started_anew(stage))
     tried = [dict(now)]
     for _ in range(GROWTH):
         grown = _grown(seen, tried[-1], most or {}, cpus)
         if grown is None:
             break
         tried.append(grown)
-    times_s = [step_s(seen, one, cpus=cpus, persistent=(*persistent, *_begun(seen, one))) for one in tried]
+    begun = [() if changes else _begun(seen, one) for one in tried]
+    times_s = [
+        step_s(seen, one, cpus=cpus, persistent=(*persistent, *first)) for one, first in zip(tried, begun, strict=True)
+    ]
     chosen = next(one for one, time_s in zip(tried, times_s, strict=True) if time_s <= NEARLY * min(times_s))
-    if step_s(seen, chosen, cpus=cpus, persistent=_begun(seen, chosen)) <= NEARLY * min(times_s):
+    first = begun[tried.index(chosen)]
+    if step_s(seen, chosen, cpus=cpus, persistent=first) <= NEARLY * min(times_s):
         persistent = ()
-    persistent = (*persistent, *_begun(seen, chosen))
+    persistent = (*persistent, *first)
     gain = promised(step_s(seen) / step_s(seen, chosen, cpus=cpus, persistent=persistent), share)
     if gain < LEAST_GAIN:
         return Advice()

@@ -1,7 +1,10 @@
-"""How a loop leaves the epochs of a loader: at their end, or when more was read ahead than it was given."""
+"""How the epochs of a loader begin and end: with the same dataset, and when more was read ahead than was given."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from intune_callbacks.pipelines.look import what_changed
 from intune_callbacks.types import Hint
 
 __all__ = ["Epochs"]
@@ -10,6 +13,7 @@ LEFT = (
     "epochs are left before their end, as by next(iter(loader)): what workers read ahead is lost; one iterator that is "
     "kept for all steps, it = iter(loader), loses nothing"
 )
+CHANGES = "the training changes the dataset{} between epochs, and workers that live on would not see it"
 
 
 class Epochs:
@@ -17,6 +21,15 @@ class Epochs:
 
     def __init__(self) -> None:
         self._left = self._whole = self._delivered = self._in_flight = 0
+        self._given: Any = None
+        self._changes: tuple[Hint, ...] = ()
+
+    def begins_with(self, given: Any) -> None:
+        """Take what the workers of the next one get, as `plain_values` returned it; None where that is not known."""
+        if self._given is not None and given is not None and given != self._given and not self._changes:
+            name = what_changed(self._given, given)
+            self._changes = (Hint(CHANGES.format(f" ({name})" if name else ""), kind="changing"),)
+        self._given = given
 
     def begins(self) -> None:
         """One begins; the one before, if its end was not seen, has ended where it was."""
@@ -35,5 +48,6 @@ class Epochs:
 
     @property
     def hints(self) -> tuple[Hint, ...]:
-        """What is to be said where most are left, and not the last one alone."""
-        return (Hint(LEFT, kind="left"),) if self._left > max(1, self._whole) else ()
+        """What is to be said where most are left, and not the last one alone, and where the dataset is not the same."""
+        left = (Hint(LEFT, kind="left"),) if self._left > max(1, self._whole) else ()
+        return (*left, *self._changes)

@@ -6,9 +6,11 @@ import multiprocessing
 import operator
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from intune_callbacks.pipelines.base import LIVE, LIVE_ALREADY, LiveLoader, cpus_allowed
+from intune_callbacks.pipelines.look import plain_values
 from intune_callbacks.pipelines.watched import FOLLOWS_WORKERS, WatchedLoader
 from intune_callbacks.types import Clock, Hint
 
@@ -255,25 +257,23 @@ def _live_loader(
     fed = fed_by(dataset) if map_style and when == "user" else ""
     hints = (Hint(fed, "", "serial", "load"),) if fed else ()
     remark = SHARED.format(file) if file else ""
+    given = partial(plain_values, (dataset, loader.collate_fn))
+    watched = partial(WatchedLoader, loader.num_workers, window, clock=clock, when=when, given=given)
     if not live:
         remark = remark if map_style else f"was {loader.num_workers}; the samples' {FOLLOWS_WORKERS}"
-        watched = WatchedLoader(
-            loader.num_workers, window, clock=clock, remark=remark, when=when, dataset=dataset, anew=anew
-        )
-        return Found(watched, "the DataLoader is only watched", hints)
+        return Found(watched(remark=remark, dataset=dataset, anew=anew), "the DataLoader is only watched", hints)
     if map_style and not keeps_states(loader):
         if loader.num_workers == 0 and workers_kind is None:
-            return Found(WatchedLoader(0, 1, clock=clock, remark=remark, when="user"), fed or LEFT_ALONE, hints)
+            return Found(watched(remark=remark), fed or LEFT_ALONE, hints)
         context = loader.multiprocessing_context
         if workers_kind != "thread" and context is not None and context.get_start_method() not in STARTS:
-            watched = WatchedLoader(loader.num_workers, window, clock=clock, when="user")
-            return Found(watched, OWN_START.format(type(context).__name__))
-        given: dict[str, Any] = {"max_workers": max_workers, "kind": workers_kind or "process", "in_order": in_order}
+            return Found(watched(when="user"), OWN_START.format(type(context).__name__))
+        options: dict[str, Any] = {"max_workers": max_workers, "kind": workers_kind or "process", "in_order": in_order}
         if workers_kind == "ray":
             from intune_callbacks.pipelines.ray.cluster import Cluster
 
-            given |= {"kind": "process", "cluster": Cluster(ray_address)}
-        pipeline = MapLoader(loader, clock=clock, **given)
+            options |= {"kind": "process", "cluster": Cluster(ray_address)}
+        pipeline = MapLoader(loader, clock=clock, **options)
         return Found(pipeline, "workers and batches in flight are live")
     kind = "the dataset is iterable-style" if not map_style else f"{type(loader).__name__} keeps a state per worker"
     if loader.num_workers == 0:

@@ -237,6 +237,7 @@ class WatchedLoader(LiveLoader):
         remark: what to know before the number of workers is changed by hand.
         when: ``epoch`` if the numbers could be tuned, ``user`` if they are the user's to change.
         anew: whether its workers are started anew each epoch.
+        given: returns what the workers of an epoch get, as `plain_values` does.
         knobs: how the user writes workers and window.
     """
 
@@ -250,12 +251,13 @@ class WatchedLoader(LiveLoader):
         when: Literal["epoch", "user"] = "epoch",
         dataset: object = None,
         anew: bool = False,
+        given: Callable[[], Any] = lambda: None,
         knobs: tuple[str, str] = (WORKERS_KNOB, WINDOW_KNOB),
     ) -> None:
         self.clock, self._workers, self._window = clock, workers, max(1, window)
         self._knob = f"{knobs[0]}  # {remark}" if remark else knobs[0]
         self._window_knob = knobs[1]
-        self._when, self._anew = when, anew
+        self._when, self._anew, self._given = when, anew, given
         self.watch = Watch(workers, self._window, clock)
         self.delivery = Delivery(workers, dataset, clock)
         self.delivered = 0
@@ -264,6 +266,7 @@ class WatchedLoader(LiveLoader):
         """Return the iterator behind a stopwatch."""
         if not isinstance(iterator, TimedIterator):
             self.watch.begin(iterator)
+            self.delivery.epochs.begins_with(self._given())
             iterator = TimedIterator(iterator, self)
         return iterator
 

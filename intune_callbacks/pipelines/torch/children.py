@@ -29,6 +29,7 @@ class Children:
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._given = engines.given()
+        engines.epochs.begins_with(self._given)
         self._surroundings = Surroundings.now(engines.places, hangs_up=engines.own[0] < 2)
         self.pool: ProcessPool | None = None
         self.base_seed, self.ended = 0, 0
