@@ -75,7 +75,7 @@ class Hint:
         what: one plain sentence with the numbers, such as ``interleave has 8 workers for 3 files``.
         line: what the user would write instead; empty where nothing can be pasted.
         kind: ``files``, ``shuffle``, ``prefetch``, ``workers``, ``loader``, ``ahead``, ``order``, ``shards``,
-            ``left``, ``changing``, ``serial`` or ``cluster``.
+            ``left``, ``changing``, ``generator``, ``serial`` or ``cluster``.
         stage: the stage it is about, empty for the whole pipeline.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -206,5 +207,21 @@ def test_workers_that_live_on_are_not_advised_where_each_epoch_changes_the_datas
     if changes:
         assert "changes the dataset (Epochal.epoch) between epochs" in said[0]
         assert "persistent_workers=True" not in f"{report['advice']} {report['causes']} {report['next']}"
-    elif workers == 0:
+    elif workers == 0 and report["advice"] is not None:  # on a machine whose CPUs are all taken nothing is promised
         assert "persistent_workers=True" in report["advice"]["lines"][0]
+
+
+def test_that_a_dataset_draws_from_a_generator_of_its_own_is_said_once_there_are_other_workers() -> None:
+    dataset = Epochal()
+    dataset.options.rng = random.Random(1)
+    loader = DataLoader(dataset, batch_size=4, num_workers=1)
+    pipeline = MapLoader(loader, clock=Clock())
+    pipeline.prepare()
+    try:
+        for number, _ in enumerate(loader):
+            assert [hint.kind for hint in pipeline.late_hints] == (["generator"] if number > 3 else [])
+            pipeline.resize({"load": 3 if number >= 3 else 1})
+        (hint,) = pipeline.late_hints
+        assert "a generator of its own (Epochal.options.rng)" in hint.what
+    finally:
+        pipeline.close()

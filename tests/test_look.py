@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 from changed_rows import CHANGES, Epochal, reset
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from intune_callbacks.pipelines.look import plain_values, what_changed
+from intune_callbacks.pipelines.look import plain_values
+from intune_callbacks.pipelines.places import generator_in, what_changed
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +96,20 @@ def test_a_model_whose_weights_are_on_an_accelerator_is_none_of_a_workers() -> N
     assert what_changed(before[0], plain_values(here)) == "Collator.model.training"
     there.label = 0
     assert what_changed(before[1], plain_values(there)) == "Collator.label"
+
+
+class Augmented:
+    """As albumentations' Compose, which draws from generators of its own."""
+
+    def __init__(self, rng: Any) -> None:
+        self.steps = [{"flip": rng}]
+
+
+@pytest.mark.parametrize("kind", [random.Random, np.random.default_rng, np.random.RandomState, torch.Generator])
+def test_a_generator_that_is_held_is_found(kind: Any) -> None:
+    dataset = Epochal()
+    assert generator_in(plain_values((dataset, None))) == ""
+    dataset.transform = Augmented(kind())  # type: ignore[assignment]
+    looked = plain_values((dataset, None))
+    assert generator_in(looked) == "Epochal.transform.steps"
+    assert plain_values((dataset, None)) == looked

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from intune_callbacks.pipelines.look import what_changed
+from intune_callbacks.pipelines.places import generator_in, what_changed
 from intune_callbacks.types import Hint
 
-__all__ = ["Epochs"]
+__all__ = ["DRAWN", "Epochs"]
 
 LEFT = (
     "epochs are left before their end, as by next(iter(loader)): what workers read ahead is lost; one iterator that is "
     "kept for all steps, it = iter(loader), loses nothing"
+)
+DRAWN = (
+    "the dataset holds a generator of its own ({}): what a sample gets of it depends on which worker makes it, as in "
+    "stock, and there are other workers than yours now"
 )
 CHANGES = "the training changes the dataset{} between epochs, and workers that live on would not see it"
 
@@ -30,6 +34,11 @@ class Epochs:
             name = what_changed(self._given, given)
             self._changes = (Hint(CHANGES.format(f" ({name})" if name else ""), kind="changing"),)
         self._given = given
+
+    @property
+    def generator(self) -> str:
+        """Where the dataset holds a generator of random numbers; empty where it holds none, or nobody looked."""
+        return generator_in(self._given)
 
     def begins(self) -> None:
         """One begins; the one before, if its end was not seen, has ended where it was."""

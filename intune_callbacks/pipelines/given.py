@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from intune_callbacks.pipelines.look import what_changed
+from intune_callbacks.pipelines.places import what_changed
 from intune_callbacks.types import Hint
 
 __all__ = ["CHANGED", "check_same", "hints_of_change", "hints_of_here"]

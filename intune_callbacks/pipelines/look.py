@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import marshal
+import random
 import sys
 import threading
 import weakref
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SCALARS", "is_installed", "plain_values", "what_changed"]
+__all__ = ["DRAWS", "SCALARS", "is_installed", "plain_values"]
 
 NESTED, MOST_OBJECTS, MOST_PARTS, SAMPLED = 10, 1024, 64, 4096
 """How deep, and how many objects in all, are looked into; how many parts of each container are, and how many more, in
@@ -37,6 +38,9 @@ OPAQUE = TELLING | {"lightning", "pytorch_lightning", "lightning_fabric"}
 KEPT = ("cache", "warning")
 """In names of attributes: what is kept to save work is the same when it is made again; what was said is no sample."""
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+DRAWS = object()
+"""Stands in a look where there is a generator of random numbers."""
 
 
 def plain_values(given: Any, but: Sequence[Any] = (), *, is_read_here: bool = False) -> Any:
@@ -51,20 +55,6 @@ def plain_values(given: Any, but: Sequence[Any] = (), *, is_read_here: bool = Fa
             one loss among many is a difference, so of what is not larger than `WHOLE_BYTES` together all is looked at.
     """
     return _Look(but, WHOLE_BYTES if is_read_here else 0).at(given, NESTED)
-
-
-def what_changed(before: Any, now: Any) -> str:
-    """Return where two returns of `plain_values` differ, as ``Rows.options.epoch``; empty where no name tells."""
-    names: list[str] = []
-    while isinstance(before, (tuple, list)) and type(now) is type(before) and len(now) == len(before):
-        if isinstance(before, tuple) and len(before) == 2:
-            name, kind = before
-            if isinstance(name, str):
-                names.append(name)
-            elif isinstance(kind, str) and not names and kind != "tuple":
-                names.append(kind)
-        before, now = next(((one, other) for one, other in zip(before, now, strict=True) if one != other), (None, None))
-    return ".".join(names)
 
 
 def is_installed(file: str | None) -> bool:
@@ -109,6 +99,8 @@ class _Look:
             return self._mapping(value, depth), self._attributes(value, kind, depth)
         if issubclass(kind, FUNCTIONS):
             return self._function(value, depth)
+        if issubclass(kind, (*GENERATORS, *(() if torch is None else (torch.Generator,)))) and not self._is_read_here:
+            return id(value), DRAWS, None
         raw = _buffer(value) if self._is_read_here else None
         if raw is not None:  # of an `array`, a `Value` or `Array` of multiprocessing
             return zlib.crc32(raw.tobytes()) if self._takes(raw.nbytes) else raw.nbytes

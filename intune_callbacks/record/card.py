@@ -189,8 +189,8 @@ def _also(report: Report) -> str:
     gains = (f" (expected {ratio(cause.gain)})" if cause.gain > 1.0 else "" for cause in others)
     lines = [f"{cause.sentence}{gain}" for cause, gain in zip(others[:MOST_BESIDE], gains, strict=False)]
     more = [f"{report.outgrow.sentence} (expected {ratio(report.outgrow.gain)})"] if report.outgrow else []
-    machines = [hint.what for hint in report.hints if hint.kind == "cluster"]
-    return "\n".join([*more, *machines, *lines, *_of_validation(report), *_of_workers(report)])
+    known = [hint.what for hint in report.hints if hint.kind in ("cluster", "generator")]
+    return "\n".join([*more, *known, *lines, *_of_validation(report), *_of_workers(report)])
 
 
 def _of_validation(report: Report) -> list[str]:

@@ -20,6 +20,7 @@ from torch.utils.data.dataloader import (
 )
 
 from intune_callbacks.pipelines.base import MAX_PROCESSES, MAX_THREADS, MAX_WINDOW, LiveLoader, clamp, windowed
+from intune_callbacks.pipelines.epochs import DRAWN
 from intune_callbacks.pipelines.given import hints_of_change, hints_of_here
 from intune_callbacks.pipelines.torch.engine import WORKERS, Engines, ranks
 from intune_callbacks.pipelines.torch.iterator import LoaderIterator
@@ -215,7 +216,12 @@ class MapLoader(LiveLoader):
         """What has shown of loop, dataset and sampler; that the dataset was changed, while that keeps workers away."""
         cluster = self._engines.cluster
         machines = () if cluster is None else tuple(Hint(said, "", "cluster", WORKERS) for said in cluster.sentences)
-        return (*self._engines.epochs.hints, *machines, *self._hints())
+        return (*self._engines.epochs.hints, *machines, *self._drawn(), *self._hints())
+
+    def _drawn(self) -> tuple[Hint, ...]:
+        engines = self._engines
+        name = engines.epochs.generator if engines.workers != engines.own[0] else ""
+        return (Hint(DRAWN.format(name), kind="generator"),) if name else ()
 
     def _hints(self) -> tuple[Hint, ...]:
         engines = self._engines
