@@ -37,9 +37,9 @@ UNBOUNDED = 4096
 """Workers where the user wants as many threads as there are calls."""
 LOOK_AGAIN_S = 0.5
 """Seconds between two looks for stages that are not running yet. A choice: half of the shortest window by default."""
-LOOK_EVERY_S = 0.1
-"""Seconds after which the stages are looked at together with the sink. A choice: several times in an epoch that is over
-within a second, at whose end, where windows end too, no stage has anything left to do."""
+LOOK_EVERY_S, SHORT_S = 0.1, 5.0
+"""Seconds after which the stages are looked at together with the sink, and for how long in an epoch. A choice: several
+times in one that is short, at whose end, where windows end too, no stage has anything left to do."""
 LATER = (
     "the tf.data operations are compiled beside this training, which goes on with the pipeline as it is and is tuned "
     "from a later epoch, or the next fit, on; `intune build-tf` compiles ahead"
@@ -91,7 +91,7 @@ class DatasetPipeline(LiveLoader):
         self._asked: dict[str, int] = {}
         self._most: dict[str, int] = {}
         self._late: set[str] = set()
-        self._looked_s, self._last_waits = 0.0, SinkReading()
+        self._looked_s, self._begun_s, self._last_waits = 0.0, 0.0, SinkReading()
         self.hints: tuple[Hint, ...] = ()
         self.why = self._begin_with(wait)
 
@@ -121,10 +121,10 @@ class DatasetPipeline(LiveLoader):
 
     def waits(self) -> SinkReading:
         """Return what was delivered and how long the consumer was blocked, in s."""
-        if self._stages and self._clock.wall() > self._looked_s + LOOK_EVERY_S:
+        if self._stages and self._looked_s + LOOK_EVERY_S < self._clock.wall() < self._begun_s + SHORT_S:
             self._look()
         elif self._native is not None:
-            self._last_waits = self._native.read_sink(self._key)
+            self._delivered(self._native.read_sink(self._key))
         return self._last_waits
 
     def stages(self) -> tuple[Stage, ...]:
@@ -253,8 +253,9 @@ class DatasetPipeline(LiveLoader):
         """Read the counters and take note of them."""
         if self._native is None:
             return
-        self._last_waits, readings = self._native.read(self._key)
+        sink, readings = self._native.read(self._key)
         self._looked_s = self._clock.wall()
+        self._delivered(sink)
         for stage in self._stages:
             reading = readings.get(stage.name)
             if reading is None:
@@ -263,6 +264,11 @@ class DatasetPipeline(LiveLoader):
             self._courses[stage.name].read(reading, self._workers[stage.name], capacity, self._looked_s)
             if stage.name not in self._pinned:
                 self._follow(stage, reading)
+
+    def _delivered(self, sink: SinkReading) -> None:
+        if sink.iterators != self._last_waits.iterators:
+            self._begun_s = self._clock.wall()
+        self._last_waits = sink
 
     def _follow(self, stage: GraphStage, reading: StageReading) -> None:
         """Take over what is in force: what tf.data's own tuner has set meanwhile, or TensorFlow made of the number."""
