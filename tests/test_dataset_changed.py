@@ -197,7 +197,7 @@ def test_workers_that_live_on_are_not_advised_where_each_epoch_changes_the_datas
     dataset = Epochal()
     stock = DataLoader(dataset, batch_size=4, num_workers=workers)
     loader = live(stock, mode="advise", show_card=False, warmup_batches=2, decide_every_s=0.2)
-    for epoch in range(6):
+    for epoch in range(15):
         dataset.epoch = epoch if changes else 0
         for _ in loader:
             pass

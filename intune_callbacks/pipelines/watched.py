@@ -31,6 +31,8 @@ REMEMBERED = 0.75
 # In steps shorter than this the thread's CPU clock is read around one fetch in 16: a look at it takes 2 to 6 us in a
 # running loop (measured).
 QUICK_S, QUICK_UNREAD = 0.002, 15
+# So small a share of the time goes into looks at the dataset as epochs begin, which may be short ones.
+LOOK_SHARE = 0.01
 # What psutil raises: its own errors, and the system's where /proc lacks files or no more files may be open.
 UNREAD = (psutil.Error, OSError)
 
@@ -260,13 +262,16 @@ class WatchedLoader(LiveLoader):
         self._when, self._anew, self._given = when, anew, given
         self.watch = Watch(workers, self._window, clock)
         self.delivery = Delivery(workers, dataset, clock)
-        self.delivered = 0
+        self.delivered, self._due_s = 0, float("-inf")
 
     def adopt(self, iterator: Any) -> Any:
         """Return the iterator behind a stopwatch."""
         if not isinstance(iterator, TimedIterator):
             self.watch.begin(iterator)
-            self.delivery.epochs.begins_with(self._given())
+            begin_s = self.clock.wall()
+            if begin_s >= self._due_s:
+                self.delivery.epochs.begins_with(self._given())
+                self._due_s = begin_s + (self.clock.wall() - begin_s) / LOOK_SHARE
             iterator = TimedIterator(iterator, self)
         return iterator
 
